@@ -1,0 +1,85 @@
+# `make help` lists the targets. PYTHON is the interpreter that .venv is made from (3.10 or later).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Where torch is looked for besides pip's default index, whose wheel may bring CUDA; the CPU index
+# is named on PyTorch's install page.
+TORCH_INDEX ?=
+
+PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
+C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu')
+
+.PHONY: help venv demo test check lint format bench ctest clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     sample digits on 2 and on 3 CPU ranks; writes digits.png"
+	@echo "make test     C tests and Python tests"
+	@echo "make check    C tests under AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make lint     ruff, clang-format, the layers, one test for each source"
+	@echo "make format   rewrite C and Python in the project's format"
+	@echo "make bench    kernel speed on this machine"
+	@echo "make ctest    C tests alone; see tests/c/Makefile for MODE, TESTS, ARGS, CC"
+	@echo "make venv     .venv with the pinned tools and cp_attn; TORCH_INDEX=URL adds a wheel index"
+	@echo "make clean    remove what was built; .venv stays"
+
+venv: $(VENV)/installed
+
+$(VENV)/requirements: requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "cp_attn needs Python 3.10 or later; choose one with PYTHON=..."; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version); this downloads a few hundred MB once"
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "no venv module; on Debian and Ubuntu: apt-get install python3-venv python3-dev"; exit 1; }
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	@touch $@
+
+# Editable, so that whatever runs from this folder finds the built module: Python files are live, C
+# files are built anew when one of them changes.
+$(VENV)/installed: $(VENV)/requirements pyproject.toml setup.py $(shell find csrc -name '*.[ch]')
+	@echo "compiling cp_attn (up to a minute; the log is build/install.log)"
+	@mkdir -p build
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -v -e . \
+		> build/install.log 2>&1 || { cat build/install.log; exit 1; }
+	@touch $@
+
+ctest: $(VENV)/requirements
+	@$(MAKE) --no-print-directory -j2 -C tests/c all
+	@$(MAKE) --no-print-directory -C tests/c run
+
+test: venv ctest
+	@$(BIN)/pytest tests/py
+
+check: $(VENV)/requirements
+	@echo "C tests under AddressSanitizer and UBSan"
+	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=asan all
+	@$(MAKE) --no-print-directory -C tests/c MODE=asan run
+	@echo "C tests under ThreadSanitizer"
+	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=tsan all
+	@$(MAKE) --no-print-directory -C tests/c MODE=tsan run
+
+lint: $(VENV)/requirements
+	@$(BIN)/ruff check $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@$(BIN)/python dev/check_layers.py
+	@$(BIN)/python dev/check_mirror.py
+
+format: $(VENV)/requirements
+	@$(BIN)/ruff check --fix-only $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/ruff format $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/clang-format -i $(C_FILES)
+
+DEMO := $(BIN)/python -m torch.distributed.run --standalone
+demo: venv
+	@echo "two ranks, ring attention"
+	@$(DEMO) --nproc-per-node 2 examples/digits/sample.py --ring-degree 2
+	@echo "three ranks, uneven ring attention"
+	@$(DEMO) --nproc-per-node 3 examples/digits/sample.py --ring-degree 3 --ring-anything
+
+bench: venv
+	@$(BIN)/python -m benchmarks.kernels
+
+clean:
+	rm -rf build dist *.egg-info cp_attn/_C*.so digits.png
+	rm -f $(VENV)/installed
