@@ -1,0 +1,67 @@
+/* Counted, aligned, zeroed memory. */
+#include "base/mem.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+static _Atomic int64_t live_blocks;
+static _Atomic int64_t allocations;
+static _Atomic int64_t fail_after =
+    -1; /* counts down to the failing allocation; negative: off */
+
+static bool must_fail(void)
+{
+    if (atomic_load_explicit(&fail_after, memory_order_relaxed) < 0) {
+        return false;
+    }
+    return atomic_fetch_sub_explicit(&fail_after, 1, memory_order_relaxed) == 0;
+}
+
+enum cp_code cp_mem_create(size_t bytes, const char *what, void **out)
+{
+    size_t rounded = 0;
+    void *block = NULL;
+    if (!must_fail() &&
+        cp_size_round_up(bytes > 0 ? bytes : 1, CP_ALIGNMENT, &rounded)) {
+        block = aligned_alloc(CP_ALIGNMENT, rounded);
+    }
+    if (block == NULL) {
+        return cp_fail(CP_ERR_NO_MEMORY, "cannot allocate %zu bytes for %s", bytes,
+                       what);
+    }
+    memset(block, 0, rounded);
+    atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
+    *out = block;
+    return CP_OK;
+}
+
+void cp_mem_destroy(void *address_of_pointer)
+{
+    void *block = NULL;
+    void *null = NULL;
+    memcpy(&block, address_of_pointer, sizeof block);
+    if (block == NULL) {
+        return;
+    }
+    free(block);
+    atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
+    memcpy(address_of_pointer, &null, sizeof null);
+}
+
+struct cp_mem_stats cp_mem_stats(void)
+{
+    struct cp_mem_stats stats = {
+        .live_blocks = atomic_load_explicit(&live_blocks, memory_order_relaxed),
+        .allocations = atomic_load_explicit(&allocations, memory_order_relaxed),
+    };
+    return stats;
+}
+
+void cp_mem_fail_after(int64_t count)
+{
+    atomic_store_explicit(&fail_after, count, memory_order_relaxed);
+}

@@ -1,0 +1,36 @@
+/* A kernel's packed layouts as plain numbers, so that plans can size buffers without
+ * knowing the kernel.
+ *
+ * Packed K, packed V and the running state consist of one panel per (batch, head); a
+ * panel of `rows` rows takes round_up(rows, align) * row_bytes bytes. Panels start at
+ * multiples of CP_PANEL_ALIGN. */
+#ifndef CP_TENSOR_FORMAT_H
+#define CP_TENSOR_FORMAT_H
+
+#include <stdint.h>
+
+#include "base/checked.h"
+
+enum { CP_PANEL_ALIGN = 64 };
+
+struct cp_panel {
+    int64_t row_align; /* rows of a panel are rounded up to this; at least 1 */
+    int64_t row_bytes;
+};
+
+struct cp_format {
+    uint32_t id; /* names kernel family and layout; ranks compare it, 0 is never used */
+    struct cp_panel k, v; /* what `pack_k` and `pack_v` write */
+    struct cp_panel
+        state; /* what `attend` carries: unnormalised output, maximum, sum */
+    int64_t scratch_bytes;      /* for one `attend` at a time */
+    int64_t grad_scratch_bytes; /* for one `grad` at a time */
+};
+
+static inline int64_t cp_panel_bytes(const struct cp_panel *panel, int64_t rows)
+{
+    return cp_round_up(cp_round_up(rows, panel->row_align) * panel->row_bytes,
+                       CP_PANEL_ALIGN);
+}
+
+#endif
