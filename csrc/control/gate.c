@@ -1,0 +1,119 @@
+/* Exchanges the ranks' records through the shared page. docs/architecture.md numbers the lines of the protocol. */
+#include "control/gate.h"
+
+#include <string.h>
+
+#include "base/point.h"
+
+enum { LINE = 64 }; /* a cache line: what different ranks write never shares one */
+
+struct place {
+    _Alignas(LINE) struct cp_record record[2]; /* by parity of the sequence number */
+};
+
+struct cp_page {
+    int32_t world;
+    _Alignas(LINE) struct cp_bell bell;
+    _Alignas(LINE) struct cp_poison poison;
+    struct place rank[];
+};
+
+size_t cp_page_bytes(int world)
+{
+    return sizeof(struct cp_page) + (size_t)world * sizeof(struct place);
+}
+
+void cp_page_init(struct cp_page *page, int world)
+{
+    page->world = world;
+}
+
+struct cp_bell *cp_page_bell(struct cp_page *page)
+{
+    return &page->bell;
+}
+
+struct cp_poison *cp_page_poison(struct cp_page *page)
+{
+    return &page->poison;
+}
+
+static struct cp_record *record_at(const struct cp_gate *gate, int rank, uint64_t seq)
+{
+    return &gate->page->rank[rank].record[seq % 2];
+}
+
+static bool has_come(const struct cp_gate *gate, int rank)
+{
+    /* acquire: pairs with the release in `write_record`. */
+    return atomic_load_explicit(&record_at(gate, rank, gate->seq)->seq,
+                                memory_order_acquire) == gate->seq;
+}
+
+static bool all_have_come(const void *arg)
+{
+    const struct cp_gate *gate = arg;
+    for (int rank = 0; rank < gate->watch->world; rank++) {
+        if (!has_come(gate, rank)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_missing(const void *arg, int rank)
+{
+    return !has_come(arg, rank);
+}
+
+/* All but the sequence number. A text is half a kilobyte that only an error needs. */
+static void copy_record(struct cp_record *to, const struct cp_record *from)
+{
+    to->call = from->call;
+    memcpy(to->sizes, from->sizes, sizeof to->sizes);
+    to->status.code = from->status.code;
+    to->status.rank = from->status.rank;
+    if (from->status.code != CP_OK) {
+        memcpy(to->status.text, from->status.text, sizeof to->status.text);
+        to->status.text[CP_STATUS_TEXT - 1] = '\0';
+    }
+}
+
+static void write_record(struct cp_gate *gate, const struct cp_record *mine)
+{
+    struct cp_record *own = record_at(gate, gate->watch->rank, gate->seq);
+    CP_POINT("gate: before writing");
+    copy_record(own, mine);
+    CP_POINT("gate: before seq");
+    /* release: pairs with the acquire in `has_come`. Says two things: the record is whole, and this rank has read
+     * all records of the exchange before, whose places may be written again once all have said so. */
+    atomic_store_explicit(&own->seq, gate->seq, memory_order_release);
+    CP_POINT("gate: before ringing");
+    cp_bell_ring(gate->watch->bell);
+}
+
+enum cp_code cp_gate_exchange(struct cp_gate *gate, const struct cp_record *mine,
+                              struct cp_record *all, const char *operation,
+                              struct cp_deadline deadline)
+{
+    struct cp_wait wait = {
+        .is_ready = all_have_come,
+        .needs = is_missing,
+        .arg = gate,
+        .operation = operation,
+    };
+    /* A broken context takes no new call, even where all records would come: a late rank learns here that the
+     * others have given up on it. */
+    CP_TRY(cp_watch_check(gate->watch));
+    gate->seq++;
+    write_record(gate, mine);
+    CP_TRY(cp_watch_wait(gate->watch, &wait, deadline));
+    CP_POINT("gate: before reading");
+    for (int rank = 0; rank < gate->watch->world; rank++) {
+        CP_POINT("gate: reading");
+        copy_record(&all[rank], record_at(gate, rank, gate->seq));
+        /* relaxed: `all` is the caller's own. */
+        atomic_store_explicit(&all[rank].seq, gate->seq, memory_order_relaxed);
+    }
+    return CP_OK;
+}
