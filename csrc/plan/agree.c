@@ -1,0 +1,305 @@
+/* Comparing the records of all ranks, and saying in one sentence what does not fit. */
+#include "plan/agree.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "plan/mask_axis.h"
+
+/* The fields of a call in the order in which a difference is named. `op` is first: the
+ * others mean different things in different operations. */
+#define CALL_FIELDS(X)                                                                 \
+    X(dtype, "dtype")                                                                  \
+    X(batch, "batch size")                                                             \
+    X(heads, "heads")                                                                  \
+    X(kv_heads, "kv_heads")                                                            \
+    X(head_dim, "head dim")                                                            \
+    X(value_dim, "value head dim")                                                     \
+    X(is_causal, "is_causal")                                                          \
+    X(scale_bits, "scale")                                                             \
+    X(mask_kind, "attn_mask")                                                          \
+    X(mask_dtype, "attn_mask dtype")                                                   \
+    X(mask_batch, "attn_mask batch size")                                              \
+    X(mask_heads, "attn_mask heads")                                                   \
+    X(enable_gqa, "enable_gqa")                                                        \
+    X(kv_replicated, "kv")                                                             \
+    X(want_lse, "return_lse")                                                          \
+    X(ndim, "number of dimensions")                                                    \
+    X(dim, "dim")                                                                      \
+    X(variant, "variant")                                                              \
+    X(rotate, "rotate_method")                                                         \
+    X(ring_degree, "ring_degree")                                                      \
+    X(ulysses_degree, "ulysses_degree")                                                \
+    X(format, "packed format of the kernel")                                           \
+    X(check, "seq_lens, kv_lens or text")
+
+struct text {
+    char *at;
+    size_t left;
+};
+
+static void append(struct text *text, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void append(struct text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int wrote = vsnprintf(text->at, text->left, format, args);
+    va_end(args);
+    size_t used = wrote < 0 ? 0 : (size_t)wrote;
+    if (used >= text->left) {
+        used = text->left > 0 ? text->left - 1 : 0;
+    }
+    text->at += used;
+    text->left -= used;
+}
+
+static double scale_of(const struct cp_call *call)
+{
+    double scale = 0.0;
+    memcpy(&scale, &call->scale_bits, sizeof scale);
+    return scale;
+}
+
+static void print_attention(struct text *text, const struct cp_record *record)
+{
+    const struct cp_call *call = &record->call;
+    append(text, "attention%s(q %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
+           call->op == CP_OP_ATTENTION_BACKWARD ? " backward" : "", call->batch,
+           record->sizes[CP_SIZE_Q_ROWS], call->heads, call->head_dim);
+    append(text, ", k %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64, call->batch,
+           record->sizes[CP_SIZE_KV_ROWS], call->kv_heads, call->head_dim);
+    if (call->value_dim != call->head_dim) {
+        append(text, ", v head dim %" PRId64, call->value_dim);
+    }
+    append(text, ", %s", cp_dtype_name((enum cp_dtype)call->dtype));
+    append(text, ", scale %.9g", scale_of(call));
+    if (call->mask_kind != CP_MASK_NONE) {
+        append(text, ", attn_mask %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " %s",
+               call->mask_batch, call->mask_heads, record->sizes[CP_SIZE_MASK_ROWS],
+               record->sizes[CP_SIZE_MASK_KEYS],
+               cp_dtype_name((enum cp_dtype)call->mask_dtype));
+    }
+    append(text, "%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
+           call->kv_replicated != 0 ? ", kv replicated" : "",
+           call->want_lse != 0 ? ", return_lse" : "");
+}
+
+static void print_cut(struct text *text, const struct cp_record *record,
+                      const char *name)
+{
+    const struct cp_call *call = &record->call;
+    append(text, "%s(", name);
+    for (int axis = 0; axis < call->ndim && axis < CP_EXTENTS; axis++) {
+        append(text, "%s%" PRId64, axis > 0 ? "x" : "",
+               axis == call->dim ? record->sizes[CP_SIZE_ROWS] : call->extent[axis]);
+    }
+    append(text, " %s, dim %d)", cp_dtype_name((enum cp_dtype)call->dtype),
+           (int)call->dim);
+}
+
+void cp_call_print(const struct cp_record *record, char *text, size_t bytes)
+{
+    struct text to = {.at = text, .left = bytes};
+    switch ((enum cp_op)record->call.op) {
+    case CP_OP_ATTENTION:
+    case CP_OP_ATTENTION_BACKWARD:
+        print_attention(&to, record);
+        return;
+    case CP_OP_SHARD:
+        print_cut(&to, record, "shard");
+        return;
+    case CP_OP_GATHER:
+        print_cut(&to, record, "gather");
+        return;
+    case CP_OP_AGREE:
+        append(&to, "agree()");
+        return;
+    case CP_OP_NONE:
+        break;
+    }
+    append(&to, "no call");
+}
+
+static enum cp_code fail_difference(const struct cp_record *records, int rank,
+                                    const char *field, enum cp_code code)
+{
+    char odd[160];
+    char zero[160];
+    cp_call_print(&records[rank], odd, sizeof odd);
+    cp_call_print(&records[0], zero, sizeof zero);
+    return cp_fail_rank(
+        code, rank,
+        "rank %d differs from rank 0 in %s: rank %d called %s, rank 0 called %s", rank,
+        field, rank, odd, zero);
+}
+
+static enum cp_code compare_calls(const struct cp_record *records, int rank)
+{
+    const struct cp_call *odd = &records[rank].call;
+    const struct cp_call *zero = &records[0].call;
+    if (odd->op != zero->op) {
+        return fail_difference(records, rank, "the operation", CP_ERR_VALUE);
+    }
+#define COMPARE(field, name)                                                           \
+    if (odd->field != zero->field) {                                                   \
+        return fail_difference(records, rank, name,                                    \
+                               strcmp(name, "dtype") == 0 ? CP_ERR_TYPE                \
+                                                          : CP_ERR_VALUE);             \
+    }
+    CALL_FIELDS(COMPARE)
+#undef COMPARE
+    if (memcmp(odd->extent, zero->extent, sizeof odd->extent) != 0) {
+        return fail_difference(records, rank, "the shape", CP_ERR_VALUE);
+    }
+    return CP_OK;
+}
+
+static enum cp_code check_own_errors(const struct cp_record *records, int world)
+{
+    for (int rank = 0; rank < world; rank++) {
+        const struct cp_status *status = &records[rank].status;
+        if (status->code != CP_OK) {
+            return cp_fail_rank((enum cp_code)status->code, rank, "rank %d: %s", rank,
+                                status->text);
+        }
+    }
+    return CP_OK;
+}
+
+static const char *anything_flag(const struct cp_call *call)
+{
+    if (call->ring_degree > 1 && call->ulysses_degree > 1) {
+        return "unified_anything";
+    }
+    return call->ring_degree > 1 ? "ring_anything" : "ulysses_anything";
+}
+
+static enum cp_code check_equal_rows(const struct cp_record *records, int world,
+                                     enum cp_size which, const char *what)
+{
+    for (int rank = 1; rank < world; rank++) {
+        if (records[rank].sizes[which] != records[0].sizes[which]) {
+            return cp_fail_rank(
+                CP_ERR_VALUE, rank,
+                "%s: rank %d has %" PRId64 " rows and rank 0 has %" PRId64
+                ", but ring_degree %d, ulysses_degree %d needs the same length on all "
+                "ranks; use %s=True for uneven lengths",
+                what, rank, records[rank].sizes[which], records[0].sizes[which],
+                (int)records[0].call.ring_degree, (int)records[0].call.ulysses_degree,
+                anything_flag(&records[0].call));
+        }
+    }
+    return CP_OK;
+}
+
+static enum cp_code check_even(const struct cp_record *records, int world)
+{
+    const struct cp_call *call = &records[0].call;
+    if (call->kv_replicated != 0) {
+        return CP_OK;
+    }
+    CP_TRY(check_equal_rows(records, world, CP_SIZE_Q_ROWS, "q"));
+    CP_TRY(check_equal_rows(records, world, CP_SIZE_KV_ROWS, "k, v"));
+    if (call->heads % call->ulysses_degree != 0) {
+        return cp_fail(
+            CP_ERR_VALUE,
+            "q: %" PRId64
+            " heads cannot be divided by ulysses_degree %d; use %s=True for any "
+            "number of heads",
+            call->heads, (int)call->ulysses_degree, anything_flag(call));
+    }
+    return CP_OK;
+}
+
+static enum cp_code check_replicated(const struct cp_record *records, int world)
+{
+    for (int rank = 1; rank < world && records[0].call.kv_replicated != 0; rank++) {
+        if (records[rank].sizes[CP_SIZE_KV_ROWS] != records[0].sizes[CP_SIZE_KV_ROWS]) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "kv=\"replicated\": rank %d has %" PRId64
+                                " keys and rank 0 has %" PRId64
+                                ", but replicated k and v are the same on all ranks",
+                                rank, records[rank].sizes[CP_SIZE_KV_ROWS],
+                                records[0].sizes[CP_SIZE_KV_ROWS]);
+        }
+    }
+    return CP_OK;
+}
+
+/* What is cut must be there whole on every rank. */
+static enum cp_code check_whole(const struct cp_record *records, int world)
+{
+    for (int rank = 1; rank < world; rank++) {
+        if (records[rank].sizes[CP_SIZE_ROWS] != records[0].sizes[CP_SIZE_ROWS]) {
+            return fail_difference(records, rank, "the shape", CP_ERR_VALUE);
+        }
+    }
+    return CP_OK;
+}
+
+static enum cp_code check_mask(const struct cp_record *records, int world)
+{
+    enum cp_axis_kind rows = CP_AXIS_ONE;
+    enum cp_axis_kind keys = CP_AXIS_ONE;
+    return records[0].call.mask_kind == CP_MASK_NONE
+               ? CP_OK
+               : cp_mask_read(records, world, &rows, &keys);
+}
+
+static enum cp_code check_lengths(const struct cp_record *records, int world)
+{
+    uint64_t promised = records[0].call.check;
+    if (promised == 0) {
+        return CP_OK;
+    }
+    int64_t q_rows[CP_MAX_WORLD] = {0};
+    int64_t kv_rows[CP_MAX_WORLD] = {0};
+    for (int rank = 0; rank < world; rank++) {
+        q_rows[rank] = records[rank].sizes[CP_SIZE_Q_ROWS];
+        kv_rows[rank] = records[rank].sizes[CP_SIZE_KV_ROWS];
+    }
+    if (cp_lengths_hash(q_rows, kv_rows, world) != promised) {
+        return cp_fail(
+            CP_ERR_VALUE,
+            "seq_lens, kv_lens: they are not the lengths of q and k on the ranks "
+            "(rank 0 has %" PRId64 " and %" PRId64 ")",
+            q_rows[0], kv_rows[0]);
+    }
+    return CP_OK;
+}
+
+enum cp_code cp_agree(const struct cp_record *records, int world)
+{
+    CP_TRY(check_own_errors(records, world));
+    for (int rank = 1; rank < world; rank++) {
+        CP_TRY(compare_calls(records, rank));
+    }
+    const struct cp_call *call = &records[0].call;
+    if (call->op == CP_OP_SHARD) {
+        return check_whole(records, world);
+    }
+    if (call->op != CP_OP_ATTENTION && call->op != CP_OP_ATTENTION_BACKWARD) {
+        return CP_OK;
+    }
+    CP_TRY(check_replicated(records, world));
+    if (call->variant == CP_EVEN) {
+        CP_TRY(check_even(records, world));
+    }
+    CP_TRY(check_lengths(records, world));
+    return check_mask(records, world);
+}
+
+uint64_t cp_lengths_hash(const int64_t *q_rows, const int64_t *kv_rows, int world)
+{
+    /* FNV-1a over the numbers; 0 is kept for "nothing promised". */
+    uint64_t hash = 14695981039346656037u;
+    for (int rank = 0; rank < world; rank++) {
+        hash = (hash ^ (uint64_t)q_rows[rank]) * 1099511628211u;
+        hash = (hash ^ (uint64_t)kv_rows[rank]) * 1099511628211u;
+    }
+    return hash == 0 ? 1 : hash;
+}

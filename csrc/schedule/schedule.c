@@ -1,0 +1,157 @@
+/* Making, printing and freeing schedules. */
+#include "schedule/schedule.h"
+
+#include <inttypes.h>
+
+#include "base/mem.h"
+#include "schedule/write.h"
+
+static const char *const step_names[CP_STEP_OPS] = {
+    [CP_STEP_COPY] = "COPY",       [CP_STEP_REDUCE] = "REDUCE",
+    [CP_STEP_ZERO] = "ZERO",       [CP_STEP_PACK] = "PACK",
+    [CP_STEP_PUBLISH] = "PUBLISH", [CP_STEP_AWAIT] = "AWAIT",
+    [CP_STEP_SEND] = "SEND",       [CP_STEP_RECV] = "RECV",
+    [CP_STEP_ATTEND] = "ATTEND",   [CP_STEP_FINISH] = "FINISH",
+    [CP_STEP_DELTA] = "DELTA",     [CP_STEP_GRAD] = "GRAD",
+};
+static const char *const lane_names[CP_LANES] = {"in", "compute", "out", "control"};
+static const char *const kind_names[] = {"input", "output", "window", "scratch"};
+static const char *const layout_names[] = {"plain", "packed k", "packed v", "state"};
+static const char *const role_names[CP_TENSORS] = {
+    "q",    "k",  "v",  "mask", "out",   "lse",   "dout",
+    "dlse", "dq", "dk", "dv",   "delta", "whole", "share"};
+
+const char *cp_step_name(enum cp_step_op op)
+{
+    return op < CP_STEP_OPS ? step_names[op] : "?";
+}
+
+static enum cp_code write_attention(const struct cp_plan *plan, int rank,
+                                    enum cp_transport transport,
+                                    struct cp_schedule **out)
+{
+    bool is_forward = plan->signature.call.op == CP_OP_ATTENTION;
+    if (plan->signature.call.kv_replicated != 0) {
+        return is_forward ? cp_write_replicated_forward(plan, rank, out)
+                          : cp_write_replicated_backward(plan, rank, out);
+    }
+    if (transport == CP_PULL) {
+        return is_forward ? cp_write_pull_forward(plan, rank, out)
+                          : cp_write_pull_backward(plan, rank, out);
+    }
+    return is_forward ? cp_write_two_sided_forward(plan, rank, out)
+                      : cp_write_two_sided_backward(plan, rank, out);
+}
+
+enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
+                                enum cp_transport transport, struct cp_schedule **out)
+{
+    switch ((enum cp_op)plan->signature.call.op) {
+    case CP_OP_ATTENTION:
+    case CP_OP_ATTENTION_BACKWARD:
+        return write_attention(plan, rank, transport, out);
+    case CP_OP_GATHER:
+        return transport == CP_PULL ? cp_write_gather_pull(plan, rank, out)
+                                    : cp_write_gather_two_sided(plan, rank, out);
+    case CP_OP_SHARD:
+    case CP_OP_AGREE:
+    case CP_OP_NONE:
+        break;
+    }
+    return cp_fail(CP_ERR_INTERNAL, "operation %d has no schedule",
+                   (int)plan->signature.call.op);
+}
+
+void cp_schedule_destroy(struct cp_schedule **schedule)
+{
+    if (*schedule != NULL) {
+        cp_mem_destroy(&(*schedule)->buffers);
+        cp_mem_destroy(&(*schedule)->steps);
+        cp_mem_destroy(schedule);
+    }
+}
+
+static void print_buffer(const struct cp_buffer *buffer, int32_t number, FILE *file)
+{
+    fprintf(file,
+            "buffer %d: %s of rank %d, %s, %s %s, %" PRId64 "x%" PRId64 "x%" PRId64
+            "x%" PRId64,
+            number, kind_names[buffer->kind], buffer->owner, role_names[buffer->role],
+            cp_dtype_name((enum cp_dtype)buffer->dtype), layout_names[buffer->layout],
+            buffer->n[0], buffer->n[1], buffer->n[2], buffer->n[3]);
+    if (buffer->kind == CP_BUFFER_WINDOW || buffer->kind == CP_BUFFER_SCRATCH) {
+        fprintf(file, ", bytes %" PRId64 " to %" PRId64, buffer->offset_bytes,
+                buffer->offset_bytes + buffer->bytes);
+    }
+    fputc('\n', file);
+}
+
+static void print_box(const struct cp_box *box, FILE *file)
+{
+    fprintf(file, " %d[", box->buffer);
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        fprintf(file, "%s%" PRId64 "+%" PRId64, axis > 0 ? ", " : "", box->first[axis],
+                box->n[axis]);
+    }
+    fputc(']', file);
+}
+
+static void print_step(const struct cp_step *step, int32_t number, FILE *file)
+{
+    fprintf(file, "step %d: %s %s", number, lane_names[step->lane],
+            cp_step_name((enum cp_step_op)step->op));
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        if (step->after[lane] > 0) {
+            fprintf(file, " after %s %d", lane_names[lane], step->after[lane]);
+        }
+    }
+    switch ((enum cp_step_op)step->op) {
+    case CP_STEP_PUBLISH:
+        fprintf(file, " signal %d value %u", step->signal, step->value);
+        break;
+    case CP_STEP_AWAIT:
+        fprintf(file, " rank %d signal %d value %u", step->peer, step->signal,
+                step->value);
+        break;
+    case CP_STEP_SEND:
+    case CP_STEP_RECV:
+        fprintf(file, " rank %d group %d", step->peer, step->group);
+        break;
+    case CP_STEP_ATTEND:
+    case CP_STEP_GRAD:
+        fprintf(file,
+                " rows from %" PRId64 ", keys from %" PRId64 ", heads from %" PRId64
+                ", kv heads from %" PRId64 "%s",
+                step->q_first, step->k_first, step->head_first, step->kv_head_first,
+                step->is_causal ? ", causal" : "");
+        break;
+    case CP_STEP_COPY:
+    case CP_STEP_REDUCE:
+    case CP_STEP_ZERO:
+    case CP_STEP_PACK:
+    case CP_STEP_FINISH:
+    case CP_STEP_DELTA:
+    case CP_STEP_OPS:
+        break;
+    }
+    for (int arg = 0; arg < CP_STEP_ARGS; arg++) {
+        if (step->arg[arg].buffer != CP_NO_BUFFER) {
+            print_box(&step->arg[arg], file);
+        }
+    }
+    fputc('\n', file);
+}
+
+void cp_schedule_print(const struct cp_schedule *schedule, FILE *file)
+{
+    fprintf(file,
+            "schedule of rank %d: window %" PRId64 " bytes, workspace %" PRId64
+            " bytes\n",
+            schedule->rank, schedule->window_bytes, schedule->scratch_bytes);
+    for (int32_t number = 0; number < schedule->buffer_count; number++) {
+        print_buffer(&schedule->buffers[number], number, file);
+    }
+    for (int32_t number = 0; number < schedule->step_count; number++) {
+        print_step(&schedule->steps[number], number, file);
+    }
+}

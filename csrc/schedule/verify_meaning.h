@@ -1,0 +1,42 @@
+/* What steps do to the meaning of bytes: the rules of attention, in symbols.
+ *
+ * All boxes have passed verify_step.h. `args` are the step's, by place. */
+#ifndef CP_SCHEDULE_VERIFY_MEANING_H
+#define CP_SCHEDULE_VERIFY_MEANING_H
+
+#include "schedule/verify_content.h"
+
+struct cp_meaning {
+    struct cp_memory *memory;
+    const struct cp_plan *plan;
+    int call;
+};
+
+/* Words that a set of this plan needs. */
+int64_t cp_meaning_set_words(const struct cp_plan *plan);
+
+/* CP_ERR_INTERNAL where a plan is too large for tokens. */
+CP_NODISCARD enum cp_code cp_meaning_check_size(const struct cp_plan *plan, int call);
+
+/* Fills one of the caller's tensors of `rank`. */
+void cp_meaning_fill(const struct cp_meaning *meaning, int rank,
+                     struct cp_content *input);
+
+/* DST = SRC. */
+CP_NODISCARD enum cp_code cp_meaning_copy(const struct cp_meaning *meaning,
+                                          const struct cp_verify_at *at,
+                                          const struct cp_arg *dst,
+                                          const struct cp_arg *src);
+
+/* Any step but SEND, RECV, PUBLISH and AWAIT. */
+CP_NODISCARD enum cp_code cp_meaning_step(const struct cp_meaning *meaning,
+                                          const struct cp_verify_at *at,
+                                          const struct cp_step *step,
+                                          const struct cp_arg args[CP_STEP_ARGS]);
+
+/* At the end of the call: has every element of this output its own value? */
+CP_NODISCARD enum cp_code cp_meaning_check_output(const struct cp_meaning *meaning,
+                                                  const struct cp_verify_at *at,
+                                                  const struct cp_content *output);
+
+#endif

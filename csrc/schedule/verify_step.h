@@ -1,0 +1,27 @@
+/* One step by itself: has it the boxes that its op takes, inside their buffers, of sizes,
+ * types and layouts that fit together? */
+#ifndef CP_SCHEDULE_VERIFY_STEP_H
+#define CP_SCHEDULE_VERIFY_STEP_H
+
+#include "schedule/verify_buffer.h"
+
+/* CP_SIGNALS of comm/comm.h, which a schedule may not include; a test compares the two. */
+enum { CP_VERIFY_SIGNALS = 4 };
+
+/* Which args an op takes, one bit each. What is written may be read as well. */
+struct cp_op_args {
+    unsigned needs, may;
+    unsigned writes;
+};
+
+struct cp_op_args cp_verify_op_args(enum cp_step_op op);
+
+static inline bool cp_verify_is_message(enum cp_step_op op)
+{
+    return op == CP_STEP_SEND || op == CP_STEP_RECV;
+}
+
+/* Checks all steps of a schedule whose buffers are in order. */
+CP_NODISCARD enum cp_code cp_verify_steps(const struct cp_schedule *schedule, int call);
+
+#endif

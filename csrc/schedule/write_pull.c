@@ -1,0 +1,194 @@
+/* Attention over windows: what both directions share. */
+#include "schedule/write_pull.h"
+
+#include "base/mem.h"
+
+struct cp_block cp_pull_block_of(const struct cp_pull *pull, int owner)
+{
+    struct cp_block block = {.owner = owner, .keys = pull->w.plan->kv_rows[owner]};
+    return block;
+}
+
+int cp_pull_group_member(const struct cp_pull *pull, int index)
+{
+    return pull->w.r * pull->w.plan->ulysses +
+           (pull->w.u + index) % pull->w.plan->ulysses;
+}
+
+static int64_t mask_axis(const struct cp_pull *pull, int owner, enum cp_size size)
+{
+    return pull->w.plan->signature.sizes[owner * CP_SIZE_COUNT + (int)size];
+}
+
+/* Declares the window of any rank: each computes everybody's layout alike. The rest of
+ * the own window is slots. */
+static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *arena)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_plan *plan = w->plan;
+    struct cp_pull_window *window = &pull->window[owner];
+    struct cp_range group = cp_plan_group_rows(plan, owner);
+    struct cp_range heads = plan->heads[cp_plan_ulysses_rank(plan, owner)];
+    int64_t rows = plan->q_rows[owner].count;
+    int64_t keys = plan->kv_rows[owner].count;
+    enum cp_layout k_layout = pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_K;
+    enum cp_layout v_layout = pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_V;
+    window->k =
+        cp_writer_rows(w, arena, k_layout, CP_TENSOR_K, keys, w->call->kv_heads);
+    window->v =
+        cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, w->call->kv_heads);
+    if (w->has_mask && pull->mask_source != CP_MASK_LOCAL) {
+        window->mask = cp_writer_mask(w, arena, w->call->mask_heads,
+                                      mask_axis(pull, owner, CP_SIZE_MASK_ROWS),
+                                      mask_axis(pull, owner, CP_SIZE_MASK_KEYS));
+    }
+    if (!pull->is_shared) {
+        return;
+    }
+    window->q =
+        cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, w->call->heads);
+    if (pull->is_backward) {
+        window->dout = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DOUT, rows,
+                                      w->call->heads);
+        window->lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows,
+                                     w->call->heads);
+        window->delta = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows,
+                                       w->call->heads);
+        window->dq = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DQ,
+                                    group.count, heads.count);
+        return;
+    }
+    window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
+                                 heads.count);
+    if (w->call->want_lse != 0) {
+        window->out_lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE,
+                                         group.count, heads.count);
+    }
+}
+
+enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
+{
+    void *block = NULL;
+    cp_writer_init(&pull->w, plan, rank);
+    pull->window = NULL;
+    pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
+    pull->is_shared = plan->ulysses > 1;
+    pull->mask_source = cp_writer_mask_source(&pull->w);
+    enum cp_code code =
+        cp_mem_create((size_t)plan->world * sizeof *pull->window, "a schedule", &block);
+    if (code != CP_OK) {
+        cp_schedule_destroy(&pull->w.builder.schedule);
+        return code;
+    }
+    pull->window = block;
+    for (int owner = 0; owner < plan->world; owner++) {
+        struct cp_arena arena = {.kind = CP_BUFFER_WINDOW, .owner = owner};
+        declare_window(pull, owner, &arena);
+        if (owner == rank) {
+            pull->w.window.bytes = arena.bytes;
+        }
+    }
+    if (pull->w.has_mask) {
+        pull->mask = cp_writer_tensor(&pull->w, CP_BUFFER_INPUT, CP_TENSOR_MASK);
+    }
+    return CP_OK;
+}
+
+enum cp_code cp_pull_take(struct cp_pull *pull, struct cp_schedule **out)
+{
+    cp_mem_destroy(&pull->window);
+    return cp_writer_take(&pull->w, out);
+}
+
+void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from)
+{
+    cp_build_move(&pull->w.builder, CP_STEP_COPY, CP_LANE_IN,
+                  cp_writer_box(&pull->w, to), cp_writer_box(&pull->w, from));
+}
+
+void cp_pull_publish_mask(struct cp_pull *pull)
+{
+    if (pull->w.has_mask && pull->mask_source != CP_MASK_LOCAL) {
+        cp_pull_publish_copy(pull, pull->window[pull->w.rank].mask, pull->mask);
+    }
+}
+
+void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t from)
+{
+    struct cp_writer *w = &pull->w;
+    struct cp_range rows = w->plan->q_rows[member];
+    struct cp_box dst = cp_writer_row_range(cp_writer_box(w, to),
+                                            rows.first - w->rows.first, rows.count);
+    struct cp_box src = cp_writer_heads(cp_writer_box(w, from), w->heads);
+    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_IN, dst, src);
+}
+
+void cp_pull_gather_mask_rows(struct cp_pull *pull, int member, int32_t from)
+{
+    struct cp_writer *w = &pull->w;
+    struct cp_range rows = w->plan->q_rows[member];
+    struct cp_box dst = cp_box_part(cp_writer_box(w, pull->mask_rows), 2,
+                                    rows.first - w->rows.first, rows.count);
+    struct cp_box src = cp_writer_box(w, from);
+    if (w->call->mask_heads != 1) {
+        src = cp_box_part(src, 1, w->heads.first, w->heads.count);
+    }
+    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_IN, dst, src);
+}
+
+bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member)
+{
+    return pull->w.plan->q_rows[member].count > 0 && pull->w.heads.count > 0 &&
+           pull->w.call->batch > 0;
+}
+
+struct cp_box cp_pull_mask_box(const struct cp_pull *pull, const struct cp_block *block)
+{
+    const struct cp_writer *w = &pull->w;
+    if (!w->has_mask) {
+        return cp_box_none();
+    }
+    switch (pull->mask_source) {
+    case CP_MASK_OF_KEYS:
+        return cp_writer_mask_box(w, pull->window[block->owner].mask, 0, 0, block);
+    case CP_MASK_OF_ROWS:
+        return cp_writer_mask_box(w, pull->mask_rows, w->rows.first, w->heads.first,
+                                  block);
+    case CP_MASK_LOCAL:
+        break;
+    }
+    int64_t row_first = w->plan->mask_rows == CP_AXIS_OWN ? w->rows.first : 0;
+    return cp_writer_mask_box(w, pull->mask, row_first, 0, block);
+}
+
+void cp_pull_declare_mask_rows(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
+        pull->mask_rows = cp_writer_mask(w, &w->scratch, w->heads.count, w->rows.count,
+                                         mask_axis(pull, w->rank, CP_SIZE_MASK_KEYS));
+    }
+}
+
+void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from)
+{
+    struct cp_writer *w = &pull->w;
+    struct cp_range rows = w->plan->q_rows[w->rank];
+    struct cp_range heads = w->plan->heads[cp_plan_ulysses_rank(w->plan, member)];
+    struct cp_box src = cp_writer_row_range(cp_writer_box(w, from),
+                                            rows.first - w->rows.first, rows.count);
+    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_OUT,
+                  cp_writer_heads(cp_writer_box(w, to), heads), src);
+}
+
+bool cp_pull_await_result(struct cp_pull *pull, int member)
+{
+    struct cp_writer *w = &pull->w;
+    struct cp_range heads = w->plan->heads[cp_plan_ulysses_rank(w->plan, member)];
+    if (heads.count == 0 || w->plan->q_rows[w->rank].count == 0 ||
+        w->call->batch == 0) {
+        return false;
+    }
+    cp_build_await(&w->builder, CP_LANE_OUT, member, CP_PULL_RESULT, 1);
+    return true;
+}

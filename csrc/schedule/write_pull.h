@@ -1,0 +1,97 @@
+/* Attention over windows: every rank publishes what it holds once, and reads what it
+ * needs in place.
+ *
+ * Rank (r, u) takes the query rows of its Ulysses group for its own heads and meets the
+ * keys of all W windows, its own first, then its neighbours'. Ring is U = 1, Ulysses is
+ * R = 1; uneven shares are only other numbers. For three ranks in a ring, each column
+ * one rank:
+ *
+ *     rank 0            rank 1            rank 2
+ *     pack, publish     pack, publish     pack, publish
+ *     attend 0          attend 1          attend 2
+ *     attend 1          attend 2          attend 0
+ *     attend 2          attend 0          attend 1
+ *     finish            finish            finish
+ *
+ * With U > 1 the query rows come from the group's windows first, and the finished rows
+ * go back the same way.
+ *
+ * Backward: the partial dK, dV of the block met in step j goes into slot j mod 2 of the
+ * computing rank's window; the block's owner adds it to its sums in the order of the
+ * steps and says so, which frees the slot. So sums are the same in every run, and a
+ * rank may be two steps ahead of an owner. */
+#ifndef CP_SCHEDULE_WRITE_PULL_H
+#define CP_SCHEDULE_WRITE_PULL_H
+
+#include "schedule/write.h"
+
+/* The counters of a rank in one call. */
+enum {
+    CP_PULL_READY,   /* 1: inputs are in the window */
+    CP_PULL_RESULT,  /* 1: finished rows (forward), dQ (backward) are in the window */
+    CP_PULL_PARTIAL, /* j: the partial gradient of step j is in its slot */
+    CP_PULL_ADDED,   /* j: the partial gradient that others made for this rank in their
+                       step j is added */
+};
+
+/* What a rank's window holds: numbers of buffers. */
+struct cp_pull_window {
+    int32_t k, v;                /* packed (forward) or plain (backward) */
+    int32_t mask;                /* the part that travels with keys or rows */
+    int32_t q, dout, lse, delta; /* U > 1: rows that the group reads */
+    int32_t out, out_lse, dq;    /* U > 1: results that the group reads */
+};
+
+/* Everything that both directions need. */
+struct cp_pull {
+    struct cp_writer w;
+    struct cp_pull_window *window; /* (world) */
+    bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
+    enum cp_mask_source mask_source;
+    int32_t mask;      /* the caller's */
+    int32_t mask_rows; /* rows of the group, gathered */
+};
+
+/* The keys of a rank. */
+struct cp_block cp_pull_block_of(const struct cp_pull *pull, int owner);
+
+/* The member of the own Ulysses group that is `index` places further on. */
+int cp_pull_group_member(const struct cp_pull *pull, int index);
+
+/* Declares everybody's window. After an error nothing is left. */
+CP_NODISCARD enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan,
+                                       int rank);
+
+/* Ends the writer. */
+CP_NODISCARD enum cp_code cp_pull_take(struct cp_pull *pull, struct cp_schedule **out);
+
+/* Copies a tensor of the caller into the own window. */
+void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from);
+
+/* The first steps of every call: what others will read goes into the window. */
+void cp_pull_publish_mask(struct cp_pull *pull);
+
+/* Copies a member's rows, own heads, to their place among the group's in `to`. `from`:
+ * the member's window, or for the own rows the caller's tensor. */
+void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t from);
+
+/* The same for the rows of a mask. */
+void cp_pull_gather_mask_rows(struct cp_pull *pull, int member, int32_t from);
+
+/* Does this rank read rows of that member at all? */
+bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member);
+
+/* The mask's part for this block, in the buffer that holds it here. */
+struct cp_box cp_pull_mask_box(const struct cp_pull *pull,
+                               const struct cp_block *block);
+
+/* Makes room for the group's mask rows, where they travel. */
+void cp_pull_declare_mask_rows(struct cp_pull *pull);
+
+/* Brings a member's result for the own rows home: its heads of the caller's tensor. */
+void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from);
+
+/* Waits until a member's results may be read; false where there is nothing to read. */
+bool cp_pull_await_result(struct cp_pull *pull, int member);
+
+#endif

@@ -1,0 +1,253 @@
+/* Attention over windows, backward: partial gradients of keys go through slots. */
+#include "base/checked.h"
+#include "schedule/write_pull.h"
+
+/* The query side of the group's rows, own heads, and the sums that this rank keeps. */
+struct rows {
+    int32_t q, dout, lse, delta;
+    int32_t dq;     /* sum over all keys */
+    int32_t dk, dv; /* sums of the own keys, all kv heads */
+};
+
+static struct rows publish_backward(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_pull_window *own = &pull->window[w->rank];
+    int64_t rows = w->plan->q_rows[w->rank].count;
+    struct rows in = {
+        .q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q),
+        .dout = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_DOUT),
+        .lse = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_LSE),
+    };
+    in.delta = pull->is_shared ? own->delta
+                               : cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN,
+                                                CP_TENSOR_DELTA, rows, w->call->heads);
+    cp_pull_publish_copy(pull, own->k,
+                         cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K));
+    cp_pull_publish_copy(pull, own->v,
+                         cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V));
+    cp_pull_publish_mask(pull);
+    cp_writer_delta(w, CP_LANE_IN, in.delta, in.dout);
+    if (pull->is_shared) {
+        cp_pull_publish_copy(pull, own->q, in.q);
+        cp_pull_publish_copy(pull, own->dout, in.dout);
+        cp_pull_publish_copy(pull, own->lse, in.lse);
+    }
+    cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 1);
+    return in;
+}
+
+static struct rows gather_backward(struct cp_pull *pull, struct rows own)
+{
+    struct cp_writer *w = &pull->w;
+    struct rows all = own;
+    if (!pull->is_shared) {
+        return all;
+    }
+    int64_t rows = w->rows.count;
+    int64_t heads = w->heads.count;
+    all.q = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, heads);
+    all.dout =
+        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DOUT, rows, heads);
+    all.lse =
+        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads);
+    all.delta =
+        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows, heads);
+    cp_pull_declare_mask_rows(pull);
+    for (int index = 0; index < w->plan->ulysses; index++) {
+        int member = cp_pull_group_member(pull, index);
+        const struct cp_pull_window *theirs = &pull->window[member];
+        bool is_own = member == w->rank;
+        if (!cp_pull_needs_rows_of(pull, member)) {
+            continue;
+        }
+        if (!is_own) {
+            cp_build_await(&w->builder, CP_LANE_IN, member, CP_PULL_READY, 1);
+        }
+        cp_pull_gather_rows(pull, member, all.q, is_own ? own.q : theirs->q);
+        cp_pull_gather_rows(pull, member, all.dout, is_own ? own.dout : theirs->dout);
+        cp_pull_gather_rows(pull, member, all.lse, is_own ? own.lse : theirs->lse);
+        cp_pull_gather_rows(pull, member, all.delta, theirs->delta);
+        if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
+            cp_pull_gather_mask_rows(pull, member, is_own ? pull->mask : theirs->mask);
+        }
+    }
+    return all;
+}
+
+/* Partial gradients in the window of `rank`: the slot that its step j > 0 uses, seen as
+ * the block's shape. */
+struct slot {
+    int32_t dk, dv;
+};
+
+/* Slots lie behind the declared part of a rank's window; both have room for the longest
+ * block. */
+static struct slot declare_slot(struct cp_pull *pull, int rank, int j)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_plan *plan = w->plan;
+    const struct cp_range heads = plan->kv_heads[cp_plan_ulysses_rank(plan, rank)];
+    const struct cp_pull_window *window = &pull->window[rank];
+    struct slot slot = {0, 0};
+    if (w->builder.code != CP_OK) {
+        return slot;
+    }
+    /* dq is the last buffer of a shared window, v or the mask that of an unshared one.
+     */
+    int32_t last = pull->is_shared                                     ? window->dq
+                   : w->has_mask && pull->mask_source != CP_MASK_LOCAL ? window->mask
+                                                                       : window->v;
+    const struct cp_buffer *end = &w->builder.schedule->buffers[last];
+    struct cp_arena arena = {
+        .kind = CP_BUFFER_WINDOW,
+        .owner = rank,
+        .bytes = cp_round_up(end->offset_bytes + end->bytes, CP_PANEL_ALIGN)};
+    int64_t longest = 0;
+    for (int owner = 0; owner < plan->world; owner++) {
+        longest =
+            plan->kv_rows[owner].count > longest ? plan->kv_rows[owner].count : longest;
+    }
+    int64_t keys = plan->kv_rows[(rank + j) % plan->world].count;
+    for (int index = 0; index <= j % 2; index++) {
+        int64_t rows = index == j % 2 ? keys : longest;
+        slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads.count);
+        slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads.count);
+    }
+    if (rank == w->rank && arena.bytes > w->window.bytes) {
+        w->window.bytes = arena.bytes;
+    }
+    return slot;
+}
+
+/* Is the block that `rank` meets in its step j worth a step? All ranks ask, and get the
+ * same answer. */
+static bool is_live_step(const struct cp_pull *pull, int rank, int j)
+{
+    struct cp_block block = cp_pull_block_of(pull, (rank + j) % pull->w.plan->world);
+    return cp_writer_is_live(&pull->w, rank, &block);
+}
+
+/* Before slot j mod 2 is used again, the owner of its last content must have added
+ * that. */
+static void await_slot(struct cp_pull *pull, int j)
+{
+    struct cp_writer *w = &pull->w;
+    for (int before = j - 2; before > 0; before -= 2) {
+        if (is_live_step(pull, w->rank, before)) {
+            cp_build_await(&w->builder, CP_LANE_COMPUTE,
+                           (w->rank + before) % w->plan->world, CP_PULL_ADDED,
+                           (uint32_t)before);
+            return;
+        }
+    }
+}
+
+/* Step j: the block's gradient. That of the own block goes straight into the own sums.
+ */
+static void grad_block(struct cp_pull *pull, const struct rows *rows, int j)
+{
+    struct cp_writer *w = &pull->w;
+    struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
+    const struct cp_pull_window *window = &pull->window[block.owner];
+    if (!cp_writer_is_live(w, w->rank, &block)) {
+        return;
+    }
+    struct cp_box dk = cp_writer_heads(cp_writer_box(w, rows->dk), w->kv_heads);
+    struct cp_box dv = cp_writer_heads(cp_writer_box(w, rows->dv), w->kv_heads);
+    if (j > 0) {
+        struct slot slot = declare_slot(pull, w->rank, j);
+        cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
+        await_slot(pull, j);
+        cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dk);
+        cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dv);
+        dk = cp_writer_box(w, slot.dk);
+        dv = cp_writer_box(w, slot.dv);
+    }
+    struct cp_step *step = cp_build_step(&w->builder, CP_STEP_GRAD, CP_LANE_COMPUTE);
+    cp_build_after(&w->builder, step, CP_LANE_IN);
+    step->arg[CP_GRAD_DQ] = cp_writer_box(w, rows->dq);
+    step->arg[CP_GRAD_DK] = dk;
+    step->arg[CP_GRAD_DV] = dv;
+    step->arg[CP_GRAD_Q] = cp_writer_box(w, rows->q);
+    step->arg[CP_GRAD_K] = cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads);
+    step->arg[CP_GRAD_V] = cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads);
+    step->arg[CP_GRAD_DOUT] = cp_writer_box(w, rows->dout);
+    step->arg[CP_GRAD_LSE] = cp_writer_box(w, rows->lse);
+    step->arg[CP_GRAD_DELTA] = cp_writer_box(w, rows->delta);
+    step->arg[CP_GRAD_MASK] = cp_pull_mask_box(pull, &block);
+    cp_writer_place(w, step, &block);
+    if (j > 0) {
+        cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_PARTIAL, (uint32_t)j);
+    }
+}
+
+/* Takes in what the rank j places back made of the own keys in its step j. */
+static void add_partial(struct cp_pull *pull, const struct rows *rows, int j)
+{
+    struct cp_writer *w = &pull->w;
+    int world = w->plan->world;
+    int peer = (w->rank - j + world) % world;
+    if (!is_live_step(pull, peer, j)) {
+        return;
+    }
+    struct slot slot = declare_slot(pull, peer, j);
+    struct cp_range heads = w->plan->kv_heads[cp_plan_ulysses_rank(w->plan, peer)];
+    cp_build_await(&w->builder, CP_LANE_COMPUTE, peer, CP_PULL_PARTIAL, (uint32_t)j);
+    cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
+                  cp_writer_heads(cp_writer_box(w, rows->dk), heads),
+                  cp_writer_box(w, slot.dk));
+    cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
+                  cp_writer_heads(cp_writer_box(w, rows->dv), heads),
+                  cp_writer_box(w, slot.dv));
+    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_ADDED, (uint32_t)j);
+}
+
+static void return_queries(struct cp_pull *pull, const struct rows *rows)
+{
+    struct cp_writer *w = &pull->w;
+    int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
+    int32_t to = pull->is_shared ? pull->window[w->rank].dq : dq;
+    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, to),
+                  cp_writer_box(w, rows->dq));
+    if (!pull->is_shared) {
+        return;
+    }
+    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_RESULT, 1);
+    for (int index = 0; index < w->plan->ulysses; index++) {
+        int member = cp_pull_group_member(pull, index);
+        if (cp_pull_await_result(pull, member)) {
+            cp_pull_fetch_result(pull, member, dq, pull->window[member].dq);
+        }
+    }
+}
+
+enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
+                                    struct cp_schedule **out)
+{
+    struct cp_pull pull;
+    CP_TRY(cp_pull_init(&pull, plan, rank));
+    struct cp_writer *w = &pull.w;
+    struct rows rows = gather_backward(&pull, publish_backward(&pull));
+    int64_t keys = plan->kv_rows[rank].count;
+    rows.dq =
+        cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ, w->rows.count, w->heads.count);
+    rows.dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys, w->call->kv_heads);
+    rows.dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys, w->call->kv_heads);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dq);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dk);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dv);
+    grad_block(&pull, &rows, 0);
+    for (int j = 1; j < plan->world; j++) {
+        grad_block(&pull, &rows, j);
+        if (j > 1) {
+            add_partial(&pull, &rows, j - 1);
+        }
+    }
+    return_queries(&pull, &rows);
+    if (plan->world > 1) {
+        add_partial(&pull, &rows, plan->world - 1);
+    }
+    cp_writer_return_keys(w, CP_LANE_COMPUTE, rows.dk, rows.dv);
+    return cp_pull_take(&pull, out);
+}

@@ -1,0 +1,127 @@
+/* Attention over windows, forward: pack, publish, attend block by block, finish. */
+#include "schedule/write_pull.h"
+
+static void publish_forward(struct cp_pull *pull, int32_t q)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_pull_window *own = &pull->window[w->rank];
+    int32_t k = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K);
+    int32_t v = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V);
+    cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, own->k),
+                  cp_writer_box(w, k));
+    cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, own->v),
+                  cp_writer_box(w, v));
+    cp_pull_publish_mask(pull);
+    if (pull->is_shared) {
+        cp_pull_publish_copy(pull, own->q, q);
+    }
+    cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 1);
+}
+
+/* The query rows of the group for the own heads, in one piece. */
+static int32_t gather_queries(struct cp_pull *pull, int32_t q)
+{
+    struct cp_writer *w = &pull->w;
+    if (!pull->is_shared) {
+        return q;
+    }
+    int32_t all = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
+                                 w->rows.count, w->heads.count);
+    cp_pull_declare_mask_rows(pull);
+    for (int index = 0; index < w->plan->ulysses; index++) {
+        int member = cp_pull_group_member(pull, index);
+        if (!cp_pull_needs_rows_of(pull, member)) {
+            continue;
+        }
+        if (member != w->rank) {
+            cp_build_await(&w->builder, CP_LANE_IN, member, CP_PULL_READY, 1);
+        }
+        cp_pull_gather_rows(pull, member, all,
+                            member == w->rank ? q : pull->window[member].q);
+        if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
+            cp_pull_gather_mask_rows(pull, member,
+                                     member == w->rank ? pull->mask
+                                                       : pull->window[member].mask);
+        }
+    }
+    return all;
+}
+
+static void attend_blocks(struct cp_pull *pull, int32_t q, int32_t state)
+{
+    struct cp_writer *w = &pull->w;
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, state);
+    for (int j = 0; j < w->plan->world; j++) {
+        struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
+        const struct cp_pull_window *window = &pull->window[block.owner];
+        if (!cp_writer_is_live(w, w->rank, &block)) {
+            continue;
+        }
+        if (block.owner != w->rank) {
+            cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
+        }
+        struct cp_step *step =
+            cp_build_step(&w->builder, CP_STEP_ATTEND, CP_LANE_COMPUTE);
+        cp_build_after(&w->builder, step, CP_LANE_IN);
+        step->arg[CP_ATTEND_STATE] = cp_writer_box(w, state);
+        step->arg[CP_ATTEND_Q] = cp_writer_box(w, q);
+        step->arg[CP_ATTEND_K] =
+            cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads);
+        step->arg[CP_ATTEND_V] =
+            cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads);
+        step->arg[CP_ATTEND_MASK] = cp_pull_mask_box(pull, &block);
+        cp_writer_place(w, step, &block);
+    }
+}
+
+static void finish_rows(struct cp_pull *pull, int32_t state, int32_t out, int32_t lse)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_pull_window *own = &pull->window[w->rank];
+    struct cp_box all = cp_writer_box(w, state);
+    bool wants_lse = w->call->want_lse != 0;
+    if (!cp_box_is_empty(&all)) {
+        struct cp_step *step =
+            cp_build_step(&w->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
+        step->arg[CP_FINISH_STATE] = all;
+        step->arg[CP_FINISH_OUT] = cp_writer_box(w, pull->is_shared ? own->out : out);
+        if (wants_lse) {
+            step->arg[CP_FINISH_LSE] =
+                cp_writer_box(w, pull->is_shared ? own->out_lse : lse);
+        }
+    }
+    if (!pull->is_shared) {
+        return;
+    }
+    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_RESULT, 1);
+    for (int index = 0; index < w->plan->ulysses; index++) {
+        int member = cp_pull_group_member(pull, index);
+        if (!cp_pull_await_result(pull, member)) {
+            continue;
+        }
+        cp_pull_fetch_result(pull, member, out, pull->window[member].out);
+        if (wants_lse) {
+            cp_pull_fetch_result(pull, member, lse, pull->window[member].out_lse);
+        }
+    }
+}
+
+enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int rank,
+                                   struct cp_schedule **out)
+{
+    struct cp_pull pull;
+    CP_TRY(cp_pull_init(&pull, plan, rank));
+    struct cp_writer *w = &pull.w;
+    int32_t q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q);
+    int32_t result = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);
+    int32_t lse = w->call->want_lse != 0
+                      ? cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE)
+                      : 0;
+    publish_forward(&pull, q);
+    int32_t queries = gather_queries(&pull, q);
+    int32_t state = cp_writer_rows(w, &w->scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,
+                                   w->rows.count, w->heads.count);
+    attend_blocks(&pull, queries, state);
+    finish_rows(&pull, state, result, lse);
+    return cp_pull_take(&pull, out);
+}

@@ -1,0 +1,158 @@
+/* What ranks agree on, in which words they do not, and how the axes of a mask are read.
+ */
+#include "plan/agree.h"
+#include "plan/mask_axis.h"
+#include "test.h"
+
+enum { WORLD = 4 };
+
+static void attention(struct cp_record *records, int32_t variant)
+{
+    memset(records, 0, WORLD * sizeof *records);
+    for (int rank = 0; rank < WORLD; rank++) {
+        struct cp_call *call = &records[rank].call;
+        call->op = CP_OP_ATTENTION;
+        call->dtype = CP_DTYPE_FLOAT32;
+        call->batch = 1;
+        call->heads = 4;
+        call->kv_heads = 4;
+        call->head_dim = 8;
+        call->value_dim = 8;
+        call->variant = variant;
+        call->ring_degree = WORLD;
+        call->ulysses_degree = 1;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = 5;
+        records[rank].sizes[CP_SIZE_KV_ROWS] = 5;
+    }
+}
+
+TEST(equal_calls_agree)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_EVEN);
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+}
+
+/* A difference on any rank, in any field, names that rank and both calls. */
+TEST(the_lowest_rank_that_differs_is_named)
+{
+    for (int odd = 1; odd < WORLD; odd++) {
+        struct cp_record records[WORLD];
+        attention(records, CP_EVEN);
+        for (int rank = odd; rank < WORLD; rank++) {
+            records[rank].call.head_dim = 16;
+        }
+        CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+        CHECK_EQ_I64(cp_last_error()->rank, odd);
+        CHECK_STR_HAS(cp_last_error()->text, "head dim");
+        CHECK_STR_HAS(cp_last_error()->text, "1x5x4x8");
+        CHECK_STR_HAS(cp_last_error()->text, "1x5x4x16");
+        attention(records, CP_EVEN);
+        records[odd].call.dtype = CP_DTYPE_FLOAT16;
+        CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_TYPE);
+        CHECK_STR_HAS(cp_last_error()->text, "float16");
+    }
+}
+
+TEST(an_own_error_goes_before_a_difference)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_EVEN);
+    records[1].call.batch = 9;
+    records[3].status.code = CP_ERR_BUFFER;
+    (void)snprintf(records[3].status.text, sizeof records[3].status.text,
+                   "k: no memory");
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_BUFFER);
+    CHECK_EQ_I64(cp_last_error()->rank, 3);
+    CHECK_STR_HAS(cp_last_error()->text, "rank 3: k: no memory");
+}
+
+TEST(uneven_rows_and_heads_need_an_anything_flag)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_EVEN);
+    records[2].sizes[CP_SIZE_Q_ROWS] = 6;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "ring_anything");
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.variant = CP_ANYTHING;
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    attention(records, CP_EVEN);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.ring_degree = 1;
+        records[rank].call.ulysses_degree = WORLD;
+        records[rank].call.heads = 6;
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "ulysses_anything");
+}
+
+TEST(replicated_keys_are_as_long_everywhere)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_EVEN);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.kv_replicated = 1;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = rank; /* any */
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    records[2].sizes[CP_SIZE_KV_ROWS] = 6;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "replicated");
+}
+
+TEST(promised_lengths_are_checked)
+{
+    struct cp_record records[WORLD];
+    const int64_t rows[WORLD] = {5, 5, 5, 5};
+    const int64_t other[WORLD] = {5, 5, 4, 6};
+    attention(records, CP_EVEN);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.check = cp_lengths_hash(rows, rows, WORLD);
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.check = cp_lengths_hash(other, rows, WORLD);
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "seq_lens");
+}
+
+static enum cp_code read_mask(const int64_t *rows, const int64_t *keys,
+                              const int64_t *mask_rows, const int64_t *mask_keys,
+                              enum cp_axis_kind *row_kind, enum cp_axis_kind *key_kind)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_ANYTHING);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.mask_kind = CP_MASK_BOOL;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = rows[rank];
+        records[rank].sizes[CP_SIZE_KV_ROWS] = keys[rank];
+        records[rank].sizes[CP_SIZE_MASK_ROWS] = mask_rows[rank];
+        records[rank].sizes[CP_SIZE_MASK_KEYS] = mask_keys[rank];
+    }
+    return cp_mask_read(records, WORLD, row_kind, key_kind);
+}
+
+TEST(mask_axes_are_read_from_what_all_ranks_gave)
+{
+    const int64_t uneven[WORLD] = {3, 3, 2, 2};
+    const int64_t whole[WORLD] = {10, 10, 10, 10};
+    const int64_t one[WORLD] = {1, 1, 1, 1};
+    const int64_t wrong[WORLD] = {3, 3, 2, 4};
+    enum cp_axis_kind rows = CP_AXIS_ONE;
+    enum cp_axis_kind keys = CP_AXIS_ONE;
+    CHECK_EQ_I64(read_mask(uneven, uneven, uneven, whole, &rows, &keys), CP_OK);
+    CHECK(rows == CP_AXIS_OWN && keys == CP_AXIS_WHOLE);
+    CHECK_EQ_I64(read_mask(uneven, uneven, one, uneven, &rows, &keys), CP_OK);
+    CHECK(rows == CP_AXIS_ONE && keys == CP_AXIS_OWN);
+    CHECK_EQ_I64(read_mask(uneven, uneven, whole, one, &rows, &keys), CP_OK);
+    CHECK(rows == CP_AXIS_WHOLE && keys == CP_AXIS_ONE);
+    CHECK_EQ_I64(read_mask(uneven, uneven, uneven, uneven, &rows, &keys), CP_ERR_VALUE);
+    CHECK_EQ_I64(read_mask(uneven, uneven, one, wrong, &rows, &keys), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "keys axis has length 4 on rank 3");
+    /* Rows of length 1 everywhere and own keys: the one row is for all. */
+    CHECK_EQ_I64(read_mask(one, uneven, one, uneven, &rows, &keys), CP_OK);
+    CHECK(rows == CP_AXIS_ONE && keys == CP_AXIS_OWN);
+}

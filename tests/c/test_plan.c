@@ -1,0 +1,106 @@
+/* From records to ranges; overflow and failed allocations leave nothing behind. */
+#include "base/mem.h"
+#include "plan/plan.h"
+#include "test.h"
+
+enum { WORLD = 6 };
+
+static const struct cp_format format = {
+    .id = 1, .k = {1, 8}, .v = {1, 8}, .state = {1, 8}};
+
+static void attention(struct cp_record *records)
+{
+    memset(records, 0, WORLD * sizeof *records);
+    for (int rank = 0; rank < WORLD; rank++) {
+        struct cp_call *call = &records[rank].call;
+        call->op = CP_OP_ATTENTION;
+        call->dtype = CP_DTYPE_FLOAT32;
+        call->batch = 1;
+        call->heads = 6;
+        call->kv_heads = 3;
+        call->variant = CP_ANYTHING;
+        call->ring_degree = 3;
+        call->ulysses_degree = 2;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = rank;
+        records[rank].sizes[CP_SIZE_KV_ROWS] = 2 * rank;
+    }
+}
+
+TEST(rows_lie_in_rank_order_and_groups_hold_a_contiguous_stretch)
+{
+    struct cp_record records[WORLD];
+    struct cp_plan *plan = NULL;
+    attention(records);
+    CHECK_EQ_I64(cp_plan_create(records, WORLD, &format, &plan), CP_OK);
+    CHECK_EQ_I64(plan->q_rows[4].first, 0 + 1 + 2 + 3);
+    CHECK_EQ_I64(plan->kv_rows[5].first, 2 * (0 + 1 + 2 + 3 + 4));
+    for (int rank = 0; rank < WORLD; rank++) {
+        struct cp_range group = cp_plan_group_rows(plan, rank);
+        int first = rank / 2 * 2;
+        CHECK_EQ_I64(group.first, plan->q_rows[first].first);
+        CHECK_EQ_I64(group.count, 2 * first + 1);
+    }
+    CHECK_EQ_I64(plan->heads[1].first, 3);
+    CHECK_EQ_I64(plan->kv_heads[0].count, 2); /* query heads 0..2 of 2 per kv head */
+    CHECK_EQ_I64(plan->kv_heads[1].first, 1);
+    CHECK(cp_plan_matches(plan, records, WORLD));
+    records[5].sizes[CP_SIZE_Q_ROWS] += 1; /* a difference on the last rank only */
+    CHECK(!cp_plan_matches(plan, records, WORLD));
+    cp_plan_destroy(&plan);
+    CHECK(plan == NULL);
+}
+
+TEST(lengths_that_do_not_add_up_are_refused)
+{
+    struct cp_record records[WORLD];
+    struct cp_plan *plan = NULL;
+    int64_t live = cp_mem_stats().live_blocks;
+    attention(records);
+    records[2].sizes[CP_SIZE_KV_ROWS] = INT64_MAX;
+    CHECK_EQ_I64(cp_plan_create(records, WORLD, &format, &plan), CP_ERR_VALUE);
+    records[2].sizes[CP_SIZE_KV_ROWS] = -1;
+    CHECK_EQ_I64(cp_plan_create(records, WORLD, &format, &plan), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_mem_stats().live_blocks, live);
+}
+
+TEST(every_failed_allocation_leaves_nothing)
+{
+    int64_t live = cp_mem_stats().live_blocks;
+    for (int64_t count = 0;; count++) {
+        struct cp_record records[WORLD];
+        struct cp_plan *plan = NULL;
+        attention(records);
+        cp_mem_fail_after(count);
+        enum cp_code code = cp_plan_create(records, WORLD, &format, &plan);
+        cp_mem_fail_after(-1);
+        cp_plan_destroy(&plan);
+        CHECK_EQ_I64(cp_mem_stats().live_blocks, live);
+        if (code == CP_OK) {
+            CHECK(count > 3);
+            break;
+        }
+        CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
+    }
+}
+
+TEST(a_gather_has_outer_rows_and_inner)
+{
+    struct cp_record records[WORLD];
+    struct cp_plan *plan = NULL;
+    memset(records, 0, sizeof records);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call = (struct cp_call){.op = CP_OP_GATHER,
+                                              .dtype = CP_DTYPE_INT64,
+                                              .ndim = 4,
+                                              .dim = 2,
+                                              .extent = {2, 3, 0, 5},
+                                              .ring_degree = 3,
+                                              .ulysses_degree = 2};
+        records[rank].sizes[CP_SIZE_ROWS] = 7 - rank;
+    }
+    CHECK_EQ_I64(cp_plan_create(records, WORLD, &format, &plan), CP_OK);
+    CHECK_EQ_I64(plan->outer, 6);
+    CHECK_EQ_I64(plan->inner, 5);
+    CHECK_EQ_I64(plan->cut[2].first, 13);
+    cp_plan_destroy(&plan);
+}
