@@ -1,0 +1,191 @@
+"""How near the CPU kernels come to the core's peak, and how torch does in the same run.
+
+``python -m benchmarks.kernels`` compiles csrc/kernel with benchmarks/bench_kernel.c, pins itself
+to one core and alternates that program with torch's scaled_dot_product_attention on one thread.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "benchmarks"
+
+# As in setup.py: only these files get an ISA flag.
+FLAGS = "-std=c11 -O3 -fno-math-errno -fno-trapping-math -D_GNU_SOURCE".split()
+AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma".split()
+ISA_FLAGS = {
+    "_avx2": "-mavx2 -mfma -mf16c".split(),
+    "_avx512": AVX512,
+    "_avx512bf16": [*AVX512, "-mavx512bf16"],
+}
+# What bench_kernel.c needs of csrc/: nothing above the kernels.
+SOURCES = ("csrc/base/mem.c", "csrc/base/status.c", "csrc/tensor/dtype.c", "csrc/tensor/view.c", "csrc/kernel/**/*.c")
+
+# Rows, keys, dim: one rank of four of an image model with 4,608 tokens (the marks of the project),
+# the same on one rank, a long sequence (throughput must not fall), and small dims.
+SHAPES = [(1152, 4608, 128), (1152, 4608, 64), (4608, 4608, 128), (1152, 32760, 128), (1152, 4608, 72)]
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def build(cc):
+    """Compile the program if a source is newer; its path."""
+    program = BUILD / "bench_kernel"
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    sources = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
+    sources = [s for s in sources if is_x86 or not s.stem.endswith(tuple(ISA_FLAGS))]
+    sources.append(ROOT / "benchmarks" / "bench_kernel.c")
+    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("csrc/**/*.h"), Path(__file__)])
+    if program.exists() and program.stat().st_mtime > newest:
+        return program
+    BUILD.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for source in tqdm(sources, desc="compiling", leave=False):
+        isa = next((flags for suffix, flags in ISA_FLAGS.items() if source.stem.endswith(suffix)), [])
+        target = BUILD / f"{source.stem}.o"
+        defines = ["-DCP_HAVE_X86=1"] if is_x86 else []
+        subprocess.run([cc, *FLAGS, *defines, *isa, f"-I{ROOT / 'csrc'}", "-c", source, "-o", target], check=True)
+        objects.append(target)
+    subprocess.run([cc, *objects, "-lm", "-o", program], check=True)
+    return program
+
+
+def run_ours(program, shape, dtype, heads, repeats, kernel):
+    """Medians of one start of the program, a dict for each kernel."""
+    rows, keys, dim = shape
+    command = [program, *map(str, (rows, keys, heads, dim, dtype, repeats)), *([kernel] if kernel else [])]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
+class Torch:
+    """torch's attention on the tensors of one shape, on one thread."""
+
+    def __init__(self, shape, dtype, heads):
+        import torch
+
+        torch.set_num_threads(1)
+        rows, keys, dim = shape
+        generator = torch.Generator().manual_seed(1)
+        # (1, heads, S, D) as models have it: a transposed view of (1, S, heads, D).
+        self.q, self.k, self.v = (
+            torch.randn(1, length, heads, dim, generator=generator).to(getattr(torch, dtype)).transpose(1, 2)
+            for length in (rows, keys, keys)
+        )
+        self.attend = torch.nn.functional.scaled_dot_product_attention
+        self.operations = 4.0 * rows * keys * heads * dim
+        self.inference_mode = torch.inference_mode
+        self.gflops(1)
+
+    def gflops(self, repeats):
+        """Median over `repeats`, of CPU time of this thread, as in bench_kernel.c."""
+        times = []
+        with self.inference_mode():
+            for _ in range(repeats):
+                start = time.thread_time()
+                self.attend(self.q, self.k, self.v)
+                times.append(time.thread_time() - start)
+        return self.operations / statistics.median(times) * 1e-9
+
+
+def measure(program, shape, dtype, args, progress):
+    """Alternate both sides `args.rounds` times: a record for each kernel."""
+    peer = Torch(shape, dtype, args.heads) if args.torch else None
+    records, peers = defaultdict(list), []
+    for _ in range(args.rounds):
+        for record in run_ours(program, shape, dtype, args.heads, args.repeats, args.kernel):
+            records[record["kernel"]].append(record)
+        if peer:
+            peers.append(peer.gflops(args.repeats))
+        progress.update()
+    for rounds in records.values():
+        record = dict(rounds[0], rounds=args.rounds)
+        for key in ("gflops", "peak", "share", "pack", "finish"):
+            record[key] = statistics.median(r[key] for r in rounds)
+        record["torch"] = statistics.median(peers) if peers else None
+        record["ratio"] = record["gflops"] / record["torch"] if peers else None
+        yield record
+
+
+def provenance(core):
+    """Where and from what the figures come."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    return {
+        "machine": model,
+        "cores": os.cpu_count(),
+        "pinned_to": core,
+        "threads": 1,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit or "none",
+        "command": "python -m benchmarks.kernels " + " ".join(sys.argv[1:]),
+    }
+
+
+def line_of(record):
+    shape = f"{record['rows']} x {record['keys']} x {record['dim']}"
+    share = f"{record['share']:5.2f}" if record["peak"] else "    -"
+    peer = f"{record['torch']:8.1f} {record['ratio']:6.2f}" if record["torch"] else "       -      -"
+    return f"{shape:<19} {record['dtype']:<9} {record['kernel']:<11} {record['gflops']:8.1f} {share:>6} {peer}"
+
+
+def shape_of(text):
+    """ROWSxKEYSxDIM"""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWSxKEYSxDIM, for example 1152x4608x128")
+    return tuple(map(int, parts))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", type=shape_of, action="append", metavar="ROWSxKEYSxDIM", help="default: five shapes")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: float32 and bfloat16")
+    parser.add_argument("--kernel", help="one kernel alone, by its name")
+    parser.add_argument("--heads", type=int, default=2, help="default 2")
+    parser.add_argument("--rounds", type=int, default=3, help="times the two sides alternate; default 3")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each side in a round; default 5")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="default: the last one")
+    parser.add_argument("--cc", default=os.environ.get("CC", "cc"), help="compiler; default $CC or cc")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave torch out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write one JSON line per row of the table")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    program = build(args.cc)
+    os.sched_setaffinity(0, {args.core})  # the program inherits it
+    about = provenance(args.core)
+    print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
+    print(f"{'rows x keys x dim':<19} {'dtype':<9} {'kernel':<11} {'GFLOP/s':>8} {'/ peak':>6} {'torch':>8}  ratio")
+    cases = [(s, d) for d in args.dtype or DTYPES[:2] for s in args.shape or SHAPES]
+    lines = []
+    with tqdm(total=len(cases) * args.rounds, leave=False) as progress:
+        for shape, dtype in cases:
+            progress.set_description(f"{dtype} {'x'.join(map(str, shape))}")
+            for record in measure(program, shape, dtype, args, progress):
+                tqdm.write(line_of(record))
+                lines.append(json.dumps({**record, **about}))
+    if args.json:
+        args.json.write_text("".join(line + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

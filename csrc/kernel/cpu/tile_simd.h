@@ -1,0 +1,268 @@
+/* Template: what happens to one tile of QUERIES x TILE_KEYS scores. Included by one file per ISA.
+ *
+ * Queries lie in the vector lanes, so keys and values are only broadcast, and maximum, sum and rescaling are per
+ * lane: no horizontal step anywhere.
+ *
+ *   scores    tile[key][query]  = sum over d of K[d][key] * Q[d][query]           ROWS keys x `vecs` vectors of sums
+ *   limit     masks, the causal edge, the end of the keys (only tiles that need it)
+ *   soften    tile[key][query]  = exp(tile - max), max and total carried
+ *   weigh     out[dim][query]   = out * shrink + sum over keys of V[key][dim] * tile[key][query]
+ *
+ * Keys and values come from L2: each inner loop fetches what the same loop needs one group later.
+ *
+ * Per score that is 2 * (D + Dv) operations in fused multiply-adds against 13 instructions in between, hence at
+ * best 0.95 of the peak at D 128 and 0.90 at D 64 with two vector ports.
+ *
+ * The including file defines, before:
+ *   LANES, VECS, ROWS, WORD          floats a vector; vectors of queries; rows of sums that fit the registers (a
+ *                                    divisor of 8); elements per word of a panel (panel_simd.h)
+ *   vec                              a vector of LANES floats
+ *   vec_load, vec_store, vec_set, vec_broadcast, vec_add, vec_sub, vec_mul, vec_fma (a * b + c), vec_fms (a * b - c)
+ *   vec_max (a, b)                   b where one is a NaN
+ *   vec_keep (a, b, c, d)            a >= b ? c : d
+ *   vec_scale_exp (n, p, a, b)       a < b ? 0 : the float with the bits of p + (those of n << 23)
+ *   vec_dot (sum, word a, word b)    sum + the products of a word's elements
+ *   vec_pair (a, b)                  WORD 2: words of the rounded a and b */
+#ifndef CP_KERNEL_CPU_TILE_SIMD_H
+#define CP_KERNEL_CPU_TILE_SIMD_H
+
+#include <float.h>
+#include <math.h>
+
+#include "kernel/cpu/lanes8.h"
+
+enum {
+    QUERIES = VECS * LANES,
+    CHUNK =
+        32, /* words of a score summed at a time: the backward pass needs the digit that longer sums lose */
+    TILE_KEYS =
+        128, /* the tile and the queries of D 128 fill an L1 of 48 KiB, half of it with AVX2 */
+};
+
+/* The maximum of a row without keys. Finite, so that -inf minus it is -inf, of which exp makes 0. */
+#define MAX_OF_NONE (-FLT_MAX)
+
+/* e^x for x <= 0; exactly 1 for 0, exactly 0 where the result would be subnormal and for -inf, NaN for NaN.
+ * x * log2(e) = n + f with |f| <= 1/2; n is added to the exponent of 2^f. Its polynomial is the minimax one of degree
+ * 6 with the first coefficient held at 1 (linear program over 2,001 Chebyshev points: relative error 2e-9, with the
+ * rounding of its evaluation 8e-8, without bias). */
+CP_INLINE vec vec_exp(vec x)
+{
+    const vec rounder =
+        vec_set(0x1.8p23f); /* adding it leaves the nearest integer in the low bits */
+    const vec log2_e = vec_set(0x1.715476p+0f);
+    const vec lowest = vec_set(-0x1.5d589ep+6f); /* -126 / log2(e) */
+    vec shifted = vec_fma(x, log2_e, rounder);
+    vec f = vec_fms(x, log2_e, vec_sub(shifted, rounder));
+    vec p = vec_fma(f, vec_set(0x1.41fbbep-13f), vec_set(0x1.5f3e54p-10f));
+    p = vec_fma(p, f, vec_set(0x1.3b2d4cp-7f));
+    p = vec_fma(p, f, vec_set(0x1.c6aee8p-5f));
+    p = vec_fma(p, f, vec_set(0x1.ebfbdcp-3f));
+    p = vec_fma(p, f, vec_set(0x1.62e430p-1f));
+    p = vec_fma(p, f, vec_set(1.0f));
+    return vec_scale_exp(shifted, p, x, lowest);
+}
+
+CP_INLINE void clear_sums(int vecs, vec sum[ROWS][VECS])
+{
+    CP_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            sum[i][j] = vec_set(0.0f);
+        }
+    }
+}
+
+/* The innermost step: ROWS words, each times one row of `vecs` vectors. */
+CP_INLINE void add_products(int vecs, vec sum[ROWS][VECS], const float *words,
+                            const float *row)
+{
+    vec with[VECS];
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        with[j] = vec_load(row + j * LANES);
+    }
+    CP_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        vec word = vec_broadcast(words + i);
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            sum[i][j] = vec_dot(sum[i][j], word, with[j]);
+        }
+    }
+}
+
+/* ROWS keys of a group: `keys` points to the first one's word 0 (words are 8 apart). */
+CP_INLINE void scores_rows(int vecs, const float *restrict keys,
+                           const float *restrict queries, int64_t depth,
+                           float *restrict tile, vec *restrict highest)
+{
+    vec sum[ROWS][VECS];
+    int64_t d = 0;
+    do {
+        int64_t first = d, end = depth - d < CHUNK ? depth : d + CHUNK;
+        clear_sums(vecs, sum);
+        CP_UNROLL_SOME(4)
+        for (; d < end; d++) {
+            lanes8_prefetch(keys + (depth + d) * 8);
+            add_products(vecs, sum, keys + d * 8, queries + d * QUERIES);
+        }
+        CP_UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            CP_UNROLL
+            for (int j = 0; j < vecs; j++) {
+                float *cell = tile + i * QUERIES + j * LANES;
+                sum[i][j] = first > 0 ? vec_add(sum[i][j], vec_load(cell)) : sum[i][j];
+                vec_store(cell, sum[i][j]);
+            }
+        }
+    } while (d < depth);
+    CP_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            highest[j] = vec_max(highest[j], sum[i][j]);
+        }
+    }
+}
+
+/* Scores of whole groups of 8 keys, and per query the highest of them (times nothing yet). */
+CP_INLINE void scores(int vecs, const float *keys, const float *queries, int64_t depth,
+                      int64_t groups, float *tile, float *highest)
+{
+    vec high[VECS];
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        high[j] = vec_set(MAX_OF_NONE);
+    }
+    for (int64_t row = 0; row < groups * 8; row += ROWS) {
+        const float *group = keys + row / 8 * (depth * 8) + row % 8;
+        scores_rows(vecs, group, queries, depth, tile + row * QUERIES, high);
+    }
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        vec_store(highest + j * LANES, high[j]);
+    }
+}
+
+/* Multiplies `keys` rows of scores by `factor`, forbids key k to the queries below first_query + k, and takes the
+ * maxima anew. */
+CP_INLINE void limit(int vecs, float *tile, int64_t keys, float factor,
+                     int64_t first_query, float *highest)
+{
+    float lane_of[QUERIES];
+    vec lane[VECS], high[VECS];
+    for (int i = 0; i < QUERIES; i++) {
+        lane_of[i] = (float)i;
+    }
+    for (int j = 0; j < vecs; j++) {
+        lane[j] = vec_load(lane_of + j * LANES);
+        high[j] = vec_set(MAX_OF_NONE);
+    }
+    for (int64_t k = 0; k < keys; k++) {
+        int64_t first = first_query + k;
+        vec from = vec_set(first < 0         ? 0.0f
+                           : first > QUERIES ? (float)QUERIES
+                                             : (float)first);
+        for (int j = 0; j < vecs; j++) {
+            float *cell = tile + k * QUERIES + j * LANES;
+            vec score =
+                vec_keep(lane[j], from, vec_mul(vec_load(cell), vec_set(factor)),
+                         vec_set(-INFINITY));
+            high[j] = vec_max(high[j], score);
+            vec_store(cell, score);
+        }
+    }
+    for (int j = 0; j < vecs; j++) {
+        vec_store(highest + j * LANES, high[j]);
+    }
+}
+
+/* tile = exp(tile * factor - max) for `keys` rows; state: max and total, shrink: what the old sums are worth now.
+ * With WORD 2 two rows become one row of words, in place (it is written behind what is read). */
+CP_INLINE void soften(int vecs, float *tile, int64_t keys, float factor,
+                      const float *highest, float *max, float *total, float *shrink)
+{
+    vec base[VECS], sum[VECS], scale = vec_set(factor);
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        vec none = vec_set(MAX_OF_NONE), before = vec_load(total + j * LANES);
+        vec old = vec_keep(vec_set(0.0f), before, none, vec_load(max + j * LANES));
+        vec now = vec_max(old, vec_mul(vec_load(highest + j * LANES), scale));
+        vec factor_of_old = vec_exp(vec_sub(old, now));
+        vec_store(shrink + j * LANES, factor_of_old);
+        vec_store(max + j * LANES, now);
+        vec_store(total + j * LANES, vec_mul(before, factor_of_old));
+        base[j] = vec_sub(vec_set(0.0f), now);
+        sum[j] = vec_set(0.0f);
+    }
+#if WORD == 1
+    for (int64_t k = 0; k < keys; k++) {
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            float *cell = tile + k * QUERIES + j * LANES;
+            vec p = vec_exp(vec_fma(vec_load(cell), scale, base[j]));
+            sum[j] = vec_add(sum[j], p);
+            vec_store(cell, p);
+        }
+    }
+#else
+    for (int64_t k = 0; k < keys; k += 2) {
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            const float *cell = tile + k * QUERIES + j * LANES;
+            vec even = vec_exp(vec_fma(vec_load(cell), scale, base[j]));
+            vec odd = vec_set(0.0f);
+            if (k + 1 < keys) {
+                odd = vec_exp(vec_fma(vec_load(cell + QUERIES), scale, base[j]));
+            }
+            sum[j] = vec_add(sum[j], vec_add(even, odd));
+            vec_store(tile + k / 2 * QUERIES + j * LANES, vec_pair(even, odd));
+        }
+    }
+#endif
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        vec_store(total + j * LANES, vec_add(vec_load(total + j * LANES), sum[j]));
+    }
+}
+
+/* ROWS dims of the output; `values` points to their words of the first key, `words` rows of the tile count. */
+CP_INLINE void weigh_rows(int vecs, const float *restrict values, int64_t v_group,
+                          const float *restrict tile, int64_t words,
+                          float *restrict out, const float *restrict shrink)
+{
+    vec sum[ROWS][VECS];
+    clear_sums(vecs, sum);
+    for (; words > 0; words -= 8) {
+        int64_t rows = words < 8 ? words : 8;
+        CP_UNROLL_SOME(2)
+        for (int64_t r = 0; r < rows; r++) {
+            lanes8_prefetch(values + v_group + r * 8);
+            add_products(vecs, sum, values + r * 8, tile + r * QUERIES);
+        }
+        values += v_group;
+        tile += 8 * QUERIES;
+    }
+    CP_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        CP_UNROLL
+        for (int j = 0; j < vecs; j++) {
+            float *cell = out + i * QUERIES + j * LANES;
+            vec_store(cell,
+                      vec_fma(vec_load(cell), vec_load(shrink + j * LANES), sum[i][j]));
+        }
+    }
+}
+
+CP_INLINE void weigh(int vecs, const float *values, int64_t v_group, const float *tile,
+                     int64_t words, int64_t dims, float *out, const float *shrink)
+{
+    for (int64_t d = 0; d < dims; d += ROWS) {
+        weigh_rows(vecs, values + d / 8 * 64 + d % 8, v_group, tile, words,
+                   out + d * QUERIES, shrink);
+    }
+}
+
+#endif

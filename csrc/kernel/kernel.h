@@ -1,0 +1,96 @@
+/* The table that an attention kernel fills.
+ *
+ * A kernel carries a state per query row and head: the unnormalised output sum(exp(s -
+ * m) * v), the maximum m of the scores s so far and the sum l = sum(exp(s - m)).
+ * `attend` adds a block of keys to it, so a ring step, a gathered sequence and a plain
+ * call are the same call. A state of zero bytes is the empty one (l = 0: no key yet, m
+ * counts for nothing). Method: online softmax, Milakov and Gimelshein 2018
+ * (arXiv:1805.02867), in the blocked form of FlashAttention (arXiv:2205.14135);
+ * gradients as in FlashAttention-2 (arXiv:2307.08691, algorithm 2).
+ *
+ * All views are borrowed for the call. Functions of host kernels return when the work
+ * is done and never fail on numbers; those of device kernels enqueue on `stream`. No
+ * function allocates: scratch comes with the arguments. */
+#ifndef CP_KERNEL_KERNEL_H
+#define CP_KERNEL_KERNEL_H
+
+#include "base/status.h"
+#include "tensor/format.h"
+#include "tensor/view.h"
+
+struct cp_stream; /* a device's lane; NULL on the host */
+
+/* Where a block of queries meets a block of keys. Positions and heads are those of the
+ * whole tensor. */
+struct cp_place {
+    int64_t q_first, k_first; /* global rows: query i may see key j iff k_first + j <=
+                                 q_first + i (causal) */
+    int64_t head_first;       /* global query head of head 0 of the q view */
+    int64_t kv_head_first;    /* global key/value head of head 0 of the k and v views */
+    int64_t heads_per_kv;     /* query head h uses kv head h / heads_per_kv */
+    bool is_causal;
+};
+
+struct cp_attend_args {
+    struct cp_view q;    /* (B, rows, heads, D), dtype of the call, any strides */
+    struct cp_view k, v; /* panels of (B, keys, kv heads, D) and (..., Dv): n as given,
+                            axes 0 and 2 have strides */
+    struct cp_view mask; /* data NULL: none. (B or 1, heads or 1, rows or 1, keys or 1);
+                            bool, float32 or q's dtype */
+    struct cp_view state; /* panels of (B, rows, heads, Dv) */
+    struct cp_place place;
+    double scale;
+    void *scratch; /* format.scratch_bytes, aligned to 64; contents mean nothing before
+                      and after */
+};
+
+struct cp_finish_args {
+    struct cp_view state; /* panels of (B, rows, heads, Dv) */
+    struct cp_view out;   /* (B, rows, heads, Dv): state / l; 0 where l = 0 */
+    struct cp_view lse;   /* (B, rows, heads, 1), natural log, float32 (float64 for
+                             float64); -inf where l = 0; data NULL: not wanted */
+};
+
+struct cp_delta_args {
+    struct cp_view out, dout; /* (B, rows, heads, Dv), dtype of the call */
+    struct cp_view dlse;      /* (B, rows, heads, 1), sum dtype; data NULL: none */
+    struct cp_view delta; /* (B, rows, heads, 1), sum dtype: sum over Dv of out * dout,
+                             less dlse */
+};
+
+/* ds = p * (dout . v - delta), p = exp(s - lse); dv += p^T dout, dk += scale ds^T q, dq
+ * += scale ds k. */
+struct cp_grad_args {
+    struct cp_view q, k, v,
+        dout; /* plain, dtype of the call, any strides (k, v: kv heads) */
+    struct cp_view lse, delta; /* (B, rows, heads, 1), sum dtype; rows with lse = -inf
+                                  have no gradient */
+    struct cp_view mask;       /* as in attend */
+    struct cp_view dq, dk, dv; /* plain, sum dtype, added to */
+    struct cp_place place;
+    double scale;
+    void *scratch; /* format.grad_scratch_bytes, aligned to 64 */
+};
+
+enum { CP_KERNEL_ABI = 1 };
+
+struct cp_kernel_ops {
+    const char *name; /* "generic", "avx2", ...: appears in messages */
+    uint32_t abi;     /* CP_KERNEL_ABI */
+    /* Can it run on this machine? */
+    bool (*is_available)(void);
+    /* CP_OK and the layouts, or CP_ERR_UNSUPPORTED with the reason. */
+    enum cp_code (*describe)(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
+                             struct cp_format *out);
+    /* src (B, keys, kv heads, D) plain -> dst panels. */
+    enum cp_code (*pack_k)(const struct cp_view *dst, const struct cp_view *src,
+                           struct cp_stream *stream);
+    enum cp_code (*pack_v)(const struct cp_view *dst, const struct cp_view *src,
+                           struct cp_stream *stream);
+    enum cp_code (*attend)(const struct cp_attend_args *args, struct cp_stream *stream);
+    enum cp_code (*finish)(const struct cp_finish_args *args, struct cp_stream *stream);
+    enum cp_code (*delta)(const struct cp_delta_args *args, struct cp_stream *stream);
+    enum cp_code (*grad)(const struct cp_grad_args *args, struct cp_stream *stream);
+};
+
+#endif
