@@ -1,0 +1,357 @@
+/* One rank's end of a group: the steps that every call takes. */
+#include "exec/context.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/mem.h"
+#include "exec/plan_cache.h"
+#include "kernel/kernel_cpu.h"
+#include "plan/agree.h"
+
+struct cp_context {
+    struct cp_context_config config;
+    int isa; /* the best kernel that all ranks have */
+    struct cp_gate gate;
+    struct cp_comm *comm; /* owned */
+    struct cp_device *device;
+    void (*close_parts)(
+        void *parts); /* what a joined context stands on; NULL: the caller keeps it */
+    void *parts;
+    struct cp_record *records; /* (world), owned: of the call under way */
+    struct cp_plan_cache plans;
+    struct cp_plan_entry *call; /* begun, not executed; NULL: none */
+    void *workspace;            /* owned by the device */
+    size_t workspace_bytes;
+    struct cp_xfer *xfers; /* owned */
+    int xfer_room;
+    bool is_own_error;
+    pid_t pid;           /* of the process that made it */
+    atomic_flag is_busy; /* a thread is in a call */
+    char operation[64];  /* for messages: "attention, call 7" */
+};
+
+enum cp_code cp_context_create(const struct cp_context_config *config,
+                               const struct cp_gate *gate, struct cp_comm *comm,
+                               int isa, struct cp_context **out)
+{
+    void *block = NULL;
+    struct cp_context *context = NULL;
+    enum cp_code code = CP_OK;
+    CP_TRY_GOTO(code, cp_mem_create(sizeof *context, "a context", &block), done);
+    context = block;
+    context->config = *config;
+    context->isa = isa;
+    context->gate = *gate;
+    context->device = cp_device_cpu();
+    context->pid = getpid();
+    atomic_flag_clear(&context->is_busy);
+    CP_TRY_GOTO(code,
+                cp_mem_create((size_t)comm->world * sizeof *context->records,
+                              "a context", &block),
+                done);
+    context->records = block;
+done:
+    if (code != CP_OK) {
+        cp_mem_destroy(&context);
+        comm->ops->close(&comm);
+        return code;
+    }
+    context->comm = comm;
+    *out = context;
+    return CP_OK;
+}
+
+void cp_context_destroy(struct cp_context **context)
+{
+    struct cp_context *c = *context;
+    if (c == NULL) {
+        return;
+    }
+    c->comm->ops->close(&c->comm);
+    if (c->close_parts != NULL) {
+        c->close_parts(c->parts);
+    }
+    cp_plan_cache_clear(&c->plans);
+    c->device->ops->free(c->device, &c->workspace);
+    cp_mem_destroy(&c->xfers);
+    cp_mem_destroy(&c->records);
+    cp_mem_destroy(context);
+}
+
+void cp_context_stand_on(struct cp_context *context, void *parts,
+                         void (*close_parts)(void *parts))
+{
+    context->parts = parts;
+    context->close_parts = close_parts;
+}
+
+int cp_context_rank(const struct cp_context *context)
+{
+    return context->comm->rank;
+}
+
+int cp_context_world(const struct cp_context *context)
+{
+    return context->comm->world;
+}
+
+const struct cp_context_config *cp_context_config_of(const struct cp_context *context)
+{
+    return &context->config;
+}
+
+static bool is_attention(const struct cp_call *call)
+{
+    return call->op == CP_OP_ATTENTION || call->op == CP_OP_ATTENTION_BACKWARD;
+}
+
+static enum cp_code select_kernel(const struct cp_context *context,
+                                  const struct cp_call *call,
+                                  const struct cp_kernel_ops **kernel,
+                                  struct cp_format *format)
+{
+    return cp_kernel_cpu_select(context->isa, (enum cp_dtype)call->dtype,
+                                call->head_dim, call->value_dim, kernel, format);
+}
+
+enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *record)
+{
+    record->call.variant = context->config.variant;
+    record->call.rotate = context->config.rotate;
+    record->call.ring_degree = context->config.ring_degree;
+    record->call.ulysses_degree = context->config.ulysses_degree;
+    if (is_attention(&record->call)) {
+        const struct cp_kernel_ops *kernel = NULL;
+        struct cp_format format;
+        CP_TRY(select_kernel(context, &record->call, &kernel, &format));
+        record->call.format = format.id;
+    }
+    return CP_OK;
+}
+
+/* ---- the steps of begin ---- */
+
+static enum cp_code check_process(const struct cp_context *context)
+{
+    return context->pid == getpid()
+               ? CP_OK
+               : cp_fail(CP_ERR_RUNTIME,
+                         "this process is a fork of the one that made the context; a "
+                         "context "
+                         "cannot be used after fork: make a new one in the child");
+}
+
+enum cp_code cp_context_check(const struct cp_context *context)
+{
+    CP_TRY(check_process(context));
+    enum cp_code code = cp_watch_check(context->gate.watch);
+    if (code != CP_OK) {
+        char reason[CP_STATUS_TEXT];
+        memcpy(reason, cp_last_error()->text, sizeof reason);
+        return cp_fail_rank(CP_ERR_COMM, cp_last_error()->rank,
+                            "the context is broken and must be closed: %.400s", reason);
+    }
+    return CP_OK;
+}
+
+static const char *name_of(enum cp_op op)
+{
+    switch (op) {
+    case CP_OP_ATTENTION:
+        return "attention";
+    case CP_OP_ATTENTION_BACKWARD:
+        return "attention backward";
+    case CP_OP_SHARD:
+        return "shard";
+    case CP_OP_GATHER:
+        return "gather";
+    case CP_OP_AGREE:
+        return "agree";
+    case CP_OP_NONE:
+        break;
+    }
+    return "a call";
+}
+
+static enum cp_code make_plan(struct cp_context *context)
+{
+    const struct cp_call *call = &context->records[0].call;
+    const struct cp_kernel_ops *kernel = NULL;
+    struct cp_format format = {0};
+    struct cp_plan *plan = NULL;
+    struct cp_schedule *schedule = NULL;
+    enum cp_transport transport =
+        cp_comm_has_windows(context->comm) ? CP_PULL : CP_TWO_SIDED;
+    if (is_attention(call)) {
+        CP_TRY(select_kernel(context, call, &kernel, &format));
+    }
+    CP_TRY(cp_plan_create(context->records, context->comm->world, &format, &plan));
+    if (call->op != CP_OP_SHARD) {
+        enum cp_code code =
+            cp_schedule_create(plan, context->comm->rank, transport, &schedule);
+        if (code != CP_OK) {
+            cp_plan_destroy(&plan);
+            return code;
+        }
+    }
+    context->call = cp_plan_cache_add(&context->plans, plan, schedule, kernel);
+    return CP_OK;
+}
+
+static enum cp_code agree(struct cp_context *context, const struct cp_record *mine)
+{
+    enum cp_code code = cp_agree(context->records, context->comm->world);
+    context->is_own_error = code != CP_OK && mine->status.code != CP_OK &&
+                            cp_last_error()->rank == context->comm->rank;
+    return code;
+}
+
+static void poison(struct cp_context *context)
+{
+    struct cp_status reason = *cp_last_error();
+    if (reason.rank < 0) {
+        reason.rank = context->comm->rank;
+    }
+    if (reason.code == CP_ERR_INTERRUPTED) {
+        reason.code =
+            CP_ERR_COMM; /* only the interrupted rank raises KeyboardInterrupt */
+    }
+    context->comm->ops->poison(context->comm, &reason);
+}
+
+static enum cp_code begin(struct cp_context *context, const struct cp_record *mine)
+{
+    CP_TRY(cp_context_check(context));
+    (void)snprintf(context->operation, sizeof context->operation, "%s, call %" PRIu64,
+                   name_of((enum cp_op)mine->call.op), context->gate.seq + 1);
+    CP_TRY(cp_gate_exchange(&context->gate, mine, context->records, context->operation,
+                            cp_deadline_in(context->config.timeout)));
+    CP_TRY(agree(context, mine));
+    if (mine->call.op == CP_OP_AGREE) {
+        return CP_OK;
+    }
+    context->call =
+        cp_plan_cache_find(&context->plans, context->records, context->comm->world);
+    if (context->call != NULL) {
+        return CP_OK;
+    }
+    enum cp_code code = make_plan(context);
+    if (code != CP_OK) {
+        poison(context); /* the others may have made theirs and go on */
+    }
+    return code;
+}
+
+enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record *mine,
+                              const struct cp_plan **plan)
+{
+    CP_TRY(check_process(context));
+    if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) {
+        return cp_fail(
+            CP_ERR_RUNTIME,
+            "the context is in use by another thread; a context admits one thread "
+            "at a time, so give each thread its own");
+    }
+    context->is_own_error = false;
+    context->call = NULL;
+    enum cp_code code = begin(context, mine);
+    if (code == CP_OK && plan != NULL && context->call != NULL) {
+        *plan = context->call->plan;
+    }
+    bool has_more =
+        code == CP_OK && mine->call.op != CP_OP_AGREE && mine->call.op != CP_OP_SHARD;
+    if (!has_more) {
+        context->call = NULL;
+        atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+    }
+    return code;
+}
+
+bool cp_context_error_is_own(const struct cp_context *context)
+{
+    return context->is_own_error;
+}
+
+/* ---- the steps of execute ---- */
+
+/* Grows the workspace, the room for messages and the window to what the schedule needs.
+ */
+static enum cp_code reserve(struct cp_context *context,
+                            const struct cp_schedule *schedule)
+{
+    struct cp_comm *comm = context->comm;
+    size_t bytes = (size_t)cp_run_workspace_bytes(schedule);
+    int room = cp_run_largest_group(schedule);
+    if (bytes > context->workspace_bytes || context->workspace == NULL) {
+        context->device->ops->free(context->device, &context->workspace);
+        context->workspace_bytes = 0;
+        CP_TRY(context->device->ops->alloc(context->device, bytes, "the workspace",
+                                           &context->workspace));
+        context->workspace_bytes = bytes;
+    }
+    if (room > context->xfer_room) {
+        void *block = NULL;
+        CP_TRY(
+            cp_mem_create((size_t)room * sizeof *context->xfers, "messages", &block));
+        cp_mem_destroy(&context->xfers);
+        context->xfers = block;
+        context->xfer_room = room;
+    }
+    if (schedule->window_bytes > 0) {
+        CP_TRY(comm->ops->reserve(comm, (int)(context->gate.seq % CP_HALVES),
+                                  (size_t)schedule->window_bytes));
+    }
+    return CP_OK;
+}
+
+static enum cp_code execute(struct cp_context *context,
+                            const struct cp_view tensors[CP_TENSORS])
+{
+    const struct cp_schedule *schedule = context->call->schedule;
+    struct cp_run run;
+    CP_TRY(reserve(context, schedule));
+    struct cp_run_env env = {
+        .comm = context->comm,
+        .device = context->device,
+        .kernel = context->call->kernel,
+        .scratch = context->workspace,
+        .seq = context->gate.seq,
+        .operation = context->operation,
+    };
+    cp_run_init(&run, &env, schedule, tensors, context->xfers);
+    return cp_run_finish(&run, context->config.timeout);
+}
+
+static void end_call(struct cp_context *context)
+{
+    context->call = NULL;
+    atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+}
+
+enum cp_code cp_context_execute(struct cp_context *context,
+                                const struct cp_view tensors[CP_TENSORS])
+{
+    CP_TRY(check_process(context));
+    if (context->call == NULL) {
+        return cp_fail(CP_ERR_INTERNAL, "execute without a call that was begun");
+    }
+    enum cp_code code = execute(context, tensors);
+    if (code != CP_OK) {
+        poison(context);
+    }
+    end_call(context);
+    return code;
+}
+
+void cp_context_abandon(struct cp_context *context)
+{
+    if (context->call != NULL) {
+        poison(context);
+        end_call(context);
+    }
+}

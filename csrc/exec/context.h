@@ -1,0 +1,94 @@
+/* A context: one rank's end of a group that computes together. It owns the
+ * communicator, the gate, the plans and the workspace, and takes every call through the
+ * same steps: gate, agreement, plan, run.
+ *
+ * A call is two functions, so that an output whose size depends on all ranks can be
+ * made in between:
+ *
+ *     cp_context_begin    the gate; all ranks agree or all get the same error, and the
+ * context stays usable cp_context_execute  data moves; an error breaks the context
+ *
+ * After a successful begin, execute or cp_context_abandon must follow. One thread at a
+ * time: a second one gets CP_ERR_RUNTIME. In a forked child every function but destroy
+ * gives CP_ERR_RUNTIME. */
+#ifndef CP_EXEC_CONTEXT_H
+#define CP_EXEC_CONTEXT_H
+
+#include "base/record.h"
+#include "comm/comm.h"
+#include "control/gate.h"
+#include "exec/run.h"
+
+/* What a context is about; equal on all ranks. */
+struct cp_context_config {
+    int ring_degree, ulysses_degree;
+    int32_t variant; /* enum cp_variant */
+    int32_t rotate;  /* enum cp_rotate */
+    double timeout;  /* seconds: the longest wait for a living peer */
+};
+
+struct cp_context;
+
+/* Joins the other ranks of this host: processes that call with the same key. Waits at
+ * least 60 s for them. */
+struct cp_join_args {
+    struct cp_context_config config;
+    const char
+        *key; /* names the job, the members and which of their contexts this is */
+    int rank, world;
+    const char *isa;                      /* value of CP_ATTN_ISA, or NULL */
+    enum cp_code (*interrupt)(void *arg); /* (optional) see base/watch.h */
+    void *interrupt_arg;
+};
+CP_NODISCARD enum cp_code cp_context_join(const struct cp_join_args *args,
+                                          struct cp_context **out);
+
+/* The same from parts that exist already, for ranks that are threads. `comm` is taken;
+ * `gate` is copied, and what it and `comm` refer to must outlive the context. `isa`:
+ * the best CPU kernel to use (kernel/kernel_cpu.h). */
+CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *config,
+                                            const struct cp_gate *gate,
+                                            struct cp_comm *comm, int isa,
+                                            struct cp_context **out);
+
+/* Hands the context something to close after its communicator. */
+void cp_context_stand_on(struct cp_context *context, void *parts,
+                         void (*close_parts)(void *parts));
+
+/* Closes; accepts NULL in it, leaves NULL; waits for nobody. */
+void cp_context_destroy(struct cp_context **context);
+
+int cp_context_rank(const struct cp_context *context);
+int cp_context_world(const struct cp_context *context);
+const struct cp_context_config *cp_context_config_of(const struct cp_context *context);
+
+/* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
+ * for attention, the packed format of the kernel for `dtype`, `head_dim`, `value_dim`,
+ * which must be set. CP_ERR_UNSUPPORTED by the kernel. */
+CP_NODISCARD enum cp_code cp_context_describe(struct cp_context *context,
+                                              struct cp_record *record);
+
+/* The gate and all that follows until data moves. `mine->status` may carry an error
+ * that this rank found in its own arguments; it comes back on all ranks. On success
+ * `plan` (optional) is what was agreed on: borrowed, valid until the call ends.
+ * CP_OP_AGREE and CP_OP_SHARD end here: no execute follows. */
+CP_NODISCARD enum cp_code cp_context_begin(struct cp_context *context,
+                                           const struct cp_record *mine,
+                                           const struct cp_plan **plan);
+
+/* True when the error that begin just returned is the one that this rank itself
+ * brought. */
+bool cp_context_error_is_own(const struct cp_context *context);
+
+/* Moves and computes. `tensors` by role, data NULL where the call has none. */
+CP_NODISCARD enum cp_code cp_context_execute(struct cp_context *context,
+                                             const struct cp_view tensors[CP_TENSORS]);
+
+/* Gives a begun call up: the context is broken on all ranks, with the calling thread's
+ * last error. */
+void cp_context_abandon(struct cp_context *context);
+
+/* CP_OK, or why the context is broken. */
+CP_NODISCARD enum cp_code cp_context_check(const struct cp_context *context);
+
+#endif

@@ -1,0 +1,202 @@
+/* Processes of one host become a context: a window each, a meeting, a gate and a
+ * communicator on top. */
+#include <sched.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "comm/comm_shm.h"
+#include "control/meet.h"
+#include "exec/context.h"
+#include "kernel/kernel_cpu.h"
+
+#ifndef CP_VERSION
+#define CP_VERSION "unknown"
+#endif
+
+/* Address space that a window reserves: sparse, so that it costs nothing, and more than
+ * a host has memory. */
+static const size_t window_reserved = (size_t)256 << 30;
+
+/* `init` waits at least this long for all ranks to appear, whatever the timeout: they
+ * import at their own pace. */
+static const double shortest_meeting_s = 60.0;
+
+/* What ranks tell each other at the meeting. */
+struct hello {
+    char version[32];
+    int32_t ring_degree, ulysses_degree, variant, rotate;
+    int32_t isa;
+    int32_t spare;
+    double timeout;
+};
+
+/* What a joined context stands on. */
+struct parts {
+    struct cp_meeting *meeting;
+    struct cp_window *windows; /* (world) */
+    int world;
+    struct cp_watch watch;
+};
+
+static void close_parts(void *address)
+{
+    struct parts *parts = address;
+    for (int rank = 0; rank < parts->world && parts->windows != NULL; rank++) {
+        cp_window_close(&parts->windows[rank]);
+    }
+    cp_meeting_close(&parts->meeting);
+    cp_mem_destroy(&parts->windows);
+    cp_mem_destroy(&parts);
+}
+
+/* Ranks that outnumber the cores must sleep at once, or the one that all wait for does
+ * not run. */
+static bool may_spin(int world)
+{
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+           CPU_COUNT(&allowed) >= world;
+}
+
+static struct hello hello_of(const struct cp_meeting *meeting, int rank)
+{
+    struct hello hello;
+    memcpy(&hello, cp_meeting_hello(meeting, rank)->bytes, sizeof hello);
+    return hello;
+}
+
+/* The same pure decision on all ranks: do they fit together, and which kernel do all of
+ * them have? */
+static enum cp_code compare_hellos(const struct cp_meeting *meeting, int world,
+                                   int *isa)
+{
+    const struct hello zero = hello_of(meeting, 0);
+    *isa = zero.isa;
+    for (int rank = 1; rank < world; rank++) {
+        struct hello other = hello_of(meeting, rank);
+        if (strncmp(other.version, zero.version, sizeof zero.version) != 0) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "rank %d runs cp_attn %.31s, rank 0 runs %.31s", rank,
+                                other.version, zero.version);
+        }
+        if (other.ring_degree != zero.ring_degree ||
+            other.ulysses_degree != zero.ulysses_degree ||
+            other.variant != zero.variant || other.rotate != zero.rotate) {
+            return cp_fail_rank(
+                CP_ERR_VALUE, rank,
+                "rank %d has another config than rank 0: ring_degree %d and %d, "
+                "ulysses_degree "
+                "%d and %d, anything flag %d and %d, rotate_method number %d and %d",
+                rank, other.ring_degree, zero.ring_degree, other.ulysses_degree,
+                zero.ulysses_degree, other.variant, zero.variant, other.rotate,
+                zero.rotate);
+        }
+        if (other.isa < *isa) {
+            *isa = other.isa;
+        }
+    }
+    return CP_OK;
+}
+
+static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, int *isa)
+{
+    struct hello hello = {
+        .version = CP_VERSION,
+        .ring_degree = args->config.ring_degree,
+        .ulysses_degree = args->config.ulysses_degree,
+        .variant = args->config.variant,
+        .rotate = args->config.rotate,
+        .timeout = args->config.timeout,
+    };
+    double patience = args->config.timeout > shortest_meeting_s ? args->config.timeout
+                                                                : shortest_meeting_s;
+    struct cp_meet_args meet_args = {
+        .key = args->key,
+        .rank = args->rank,
+        .world = args->world,
+        .window_fd = parts->windows[args->rank].fd,
+        .deadline = cp_deadline_in(patience),
+        .interrupt = args->interrupt,
+        .interrupt_arg = args->interrupt_arg,
+    };
+    CP_TRY(cp_kernel_cpu_parse(args->isa, &hello.isa));
+    memcpy(meet_args.hello.bytes, &hello, sizeof hello);
+    CP_TRY(cp_meet(&meet_args, &parts->meeting));
+    return compare_hellos(parts->meeting, args->world, isa);
+}
+
+static enum cp_code map_windows(struct parts *parts, int own)
+{
+    for (int rank = 0; rank < parts->world; rank++) {
+        if (rank != own) {
+            CP_TRY(cp_window_map(cp_meeting_window_fd(parts->meeting, rank),
+                                 &parts->windows[rank]));
+        }
+    }
+    return CP_OK;
+}
+
+static void watch_init(struct parts *parts, const struct cp_join_args *args)
+{
+    struct cp_page *page = cp_meeting_page(parts->meeting);
+    parts->watch = (struct cp_watch){
+        .bell = cp_page_bell(page),
+        .poison = cp_page_poison(page),
+        .rank = args->rank,
+        .world = args->world,
+        .may_spin = may_spin(args->world),
+        .is_dead = cp_meeting_is_dead,
+        .peers = parts->meeting,
+        .interrupt = args->interrupt,
+        .interrupt_arg = args->interrupt_arg,
+    };
+}
+
+static enum cp_code create_parts(const struct cp_join_args *args, struct parts **out)
+{
+    void *block = NULL;
+    CP_TRY(cp_mem_create(sizeof **out, "a context", &block));
+    struct parts *parts = block;
+    parts->world = args->world;
+    enum cp_code code = cp_mem_create((size_t)args->world * sizeof *parts->windows,
+                                      "a context", &block);
+    if (code == CP_OK) {
+        parts->windows = block;
+        for (int rank = 0; rank < args->world; rank++) {
+            parts->windows[rank].fd = -1;
+        }
+        code = cp_window_create(window_reserved, &parts->windows[args->rank]);
+    }
+    if (code != CP_OK) {
+        close_parts(parts);
+        return code;
+    }
+    *out = parts;
+    return CP_OK;
+}
+
+enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context **out)
+{
+    struct parts *parts = NULL;
+    struct cp_comm *comm = NULL;
+    struct cp_context *context = NULL;
+    int isa = 0;
+    enum cp_code code = CP_OK;
+    CP_TRY(create_parts(args, &parts));
+    CP_TRY_GOTO(code, meet(args, parts, &isa), done);
+    CP_TRY_GOTO(code, map_windows(parts, args->rank), done);
+    watch_init(parts, args);
+    struct cp_gate gate = {.page = cp_meeting_page(parts->meeting),
+                           .watch = &parts->watch};
+    CP_TRY_GOTO(code, cp_comm_shm_create(parts->windows, &parts->watch, &comm), done);
+    CP_TRY_GOTO(code, cp_context_create(&args->config, &gate, comm, isa, &context),
+                done);
+    cp_context_stand_on(context, parts, close_parts);
+    parts = NULL;
+    *out = context;
+done:
+    if (parts != NULL) {
+        close_parts(parts);
+    }
+    return code;
+}

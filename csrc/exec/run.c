@@ -1,0 +1,410 @@
+/* Boxes to memory, steps to table entries. */
+#include "exec/run.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+
+/* Counters are 64 bits: the call's number above, the count within the call below. */
+enum { VALUE_BITS = 24 };
+
+static uint64_t counter(const struct cp_run *run, uint32_t value)
+{
+    return (run->env.seq << VALUE_BITS) | value;
+}
+
+static int half(const struct cp_run *run)
+{
+    return (int)(run->env.seq % CP_HALVES);
+}
+
+static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
+{
+    switch ((enum cp_op)schedule->plan->signature.call.op) {
+    case CP_OP_ATTENTION:
+        return schedule->plan->format.scratch_bytes;
+    case CP_OP_ATTENTION_BACKWARD:
+        return schedule->plan->format.grad_scratch_bytes;
+    case CP_OP_NONE:
+    case CP_OP_SHARD:
+    case CP_OP_GATHER:
+    case CP_OP_AGREE:
+        break;
+    }
+    return 0;
+}
+
+int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule)
+{
+    return cp_round_up(schedule->scratch_bytes, CP_PANEL_ALIGN) +
+           kernel_scratch_bytes(schedule);
+}
+
+/* The first step of the lane at or behind `from`. */
+static int32_t next_on_lane(const struct cp_schedule *schedule, int lane, int32_t from)
+{
+    while (from < schedule->step_count && schedule->steps[from].lane != lane) {
+        from += 1;
+    }
+    return from;
+}
+
+int cp_run_largest_group(const struct cp_schedule *schedule)
+{
+    int largest = 0;
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        int in_group = 0;
+        int group = -1;
+        for (int32_t at = next_on_lane(schedule, lane, 0); at < schedule->step_count;
+             at = next_on_lane(schedule, lane, at + 1)) {
+            const struct cp_step *step = &schedule->steps[at];
+            if (step->op == CP_STEP_SEND || step->op == CP_STEP_RECV) {
+                in_group = step->group == group ? in_group + 1 : 1;
+                group = step->group;
+                largest = in_group > largest ? in_group : largest;
+            }
+        }
+    }
+    return largest;
+}
+
+static void *kernel_scratch(const struct cp_run *run)
+{
+    return run->env.scratch + cp_round_up(run->schedule->scratch_bytes, CP_PANEL_ALIGN);
+}
+
+void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
+                 const struct cp_schedule *schedule,
+                 const struct cp_view tensors[CP_TENSORS], struct cp_xfer *xfers)
+{
+    memset(run, 0, sizeof *run);
+    run->env = *env;
+    run->schedule = schedule;
+    run->xfers = xfers;
+    memcpy(run->tensors, tensors, sizeof run->tensors);
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        run->cursor[lane] = next_on_lane(schedule, lane, 0);
+    }
+}
+
+/* The memory that a box names; data NULL for no box. */
+static struct cp_view view_of(const struct cp_run *run, const struct cp_box *box)
+{
+    struct cp_view whole = {.data = NULL};
+    if (box->buffer == CP_NO_BUFFER) {
+        return whole;
+    }
+    const struct cp_buffer *buffer = &run->schedule->buffers[box->buffer];
+    switch ((enum cp_buffer_kind)buffer->kind) {
+    case CP_BUFFER_INPUT:
+    case CP_BUFFER_OUTPUT:
+        return cp_view_box(&run->tensors[buffer->role], box->first, box->n);
+    case CP_BUFFER_WINDOW:
+        whole.data =
+            run->env.comm->ops->window(run->env.comm, buffer->owner, half(run));
+        break;
+    case CP_BUFFER_SCRATCH:
+        whole.data = run->env.scratch;
+        break;
+    }
+    whole.data += buffer->offset_bytes;
+    whole.dtype = (enum cp_dtype)buffer->dtype;
+    memcpy(whole.n, buffer->n, sizeof whole.n);
+    memcpy(whole.stride, buffer->stride_bytes, sizeof whole.stride);
+    return cp_view_box(&whole, box->first, box->n);
+}
+
+static struct cp_view arg_of(const struct cp_run *run, const struct cp_step *step,
+                             int arg)
+{
+    return view_of(run, &step->arg[arg]);
+}
+
+static struct cp_place place_of(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_place place = {
+        .q_first = step->q_first,
+        .k_first = step->k_first,
+        .head_first = step->head_first,
+        .kv_head_first = step->kv_head_first,
+        .heads_per_kv = run->schedule->plan->heads_per_kv,
+        .is_causal = step->is_causal,
+    };
+    return place;
+}
+
+static enum cp_code attend(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_attend_args args = {
+        .q = arg_of(run, step, CP_ATTEND_Q),
+        .k = arg_of(run, step, CP_ATTEND_K),
+        .v = arg_of(run, step, CP_ATTEND_V),
+        .mask = arg_of(run, step, CP_ATTEND_MASK),
+        .state = arg_of(run, step, CP_ATTEND_STATE),
+        .place = place_of(run, step),
+        .scale = run->schedule->plan->scale,
+        .scratch = kernel_scratch(run),
+    };
+    return run->env.kernel->attend(&args, NULL);
+}
+
+static enum cp_code finish(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_finish_args args = {
+        .state = arg_of(run, step, CP_FINISH_STATE),
+        .out = arg_of(run, step, CP_FINISH_OUT),
+        .lse = arg_of(run, step, CP_FINISH_LSE),
+    };
+    return run->env.kernel->finish(&args, NULL);
+}
+
+static enum cp_code delta(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_delta_args args = {
+        .out = arg_of(run, step, CP_DELTA_OUT),
+        .dout = arg_of(run, step, CP_DELTA_DOUT),
+        .dlse = arg_of(run, step, CP_DELTA_DLSE),
+        .delta = arg_of(run, step, CP_DELTA_DELTA),
+    };
+    return run->env.kernel->delta(&args, NULL);
+}
+
+static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_grad_args args = {
+        .q = arg_of(run, step, CP_GRAD_Q),
+        .k = arg_of(run, step, CP_GRAD_K),
+        .v = arg_of(run, step, CP_GRAD_V),
+        .dout = arg_of(run, step, CP_GRAD_DOUT),
+        .lse = arg_of(run, step, CP_GRAD_LSE),
+        .delta = arg_of(run, step, CP_GRAD_DELTA),
+        .mask = arg_of(run, step, CP_GRAD_MASK),
+        .dq = arg_of(run, step, CP_GRAD_DQ),
+        .dk = arg_of(run, step, CP_GRAD_DK),
+        .dv = arg_of(run, step, CP_GRAD_DV),
+        .place = place_of(run, step),
+        .scale = run->schedule->plan->scale,
+        .scratch = kernel_scratch(run),
+    };
+    return run->env.kernel->grad(&args, NULL);
+}
+
+static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_view dst = arg_of(run, step, CP_ARG_DST);
+    struct cp_view src = arg_of(run, step, CP_ARG_SRC);
+    bool is_key =
+        run->schedule->buffers[step->arg[CP_ARG_DST].buffer].layout == CP_LAYOUT_K;
+    return is_key ? run->env.kernel->pack_k(&dst, &src, NULL)
+                  : run->env.kernel->pack_v(&dst, &src, NULL);
+}
+
+static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_device *device = run->env.device;
+    struct cp_view dst = arg_of(run, step, CP_ARG_DST);
+    struct cp_view src = arg_of(run, step, CP_ARG_SRC);
+    return step->op == CP_STEP_COPY ? device->ops->copy(device, &dst, &src, NULL)
+                                    : device->ops->add(device, &dst, &src, NULL);
+}
+
+static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
+{
+    const struct cp_buffer *buffer =
+        &run->schedule->buffers[step->arg[CP_ARG_DST].buffer];
+    struct cp_view dst = arg_of(run, step, CP_ARG_DST);
+    return run->env.device->ops->zero(run->env.device, dst.data, (size_t)buffer->bytes,
+                                      NULL);
+}
+
+static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)
+{
+    run->env.comm->ops->publish(run->env.comm, step->signal, counter(run, step->value),
+                                NULL);
+    return CP_OK;
+}
+
+static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
+{
+    struct cp_comm *comm = run->env.comm;
+    return comm->ops->reached(comm, step->peer, step->signal, counter(run, step->value),
+                              NULL)
+               ? CP_OK
+               : CP_AGAIN;
+}
+
+/* The steps of the group at the cursor, all on this lane: their number, and their
+ * transfers in run->xfers. */
+static int gather_group(struct cp_run *run, int lane)
+{
+    const struct cp_schedule *schedule = run->schedule;
+    int32_t at = run->cursor[lane];
+    int group = schedule->steps[at].group;
+    int count = 0;
+    while (at < schedule->step_count) {
+        const struct cp_step *step = &schedule->steps[at];
+        if ((step->op != CP_STEP_SEND && step->op != CP_STEP_RECV) ||
+            step->group != group) {
+            break;
+        }
+        bool is_send = step->op == CP_STEP_SEND;
+        const struct cp_box *box = &step->arg[is_send ? CP_ARG_SRC : CP_ARG_DST];
+        struct cp_view view = view_of(run, box);
+        const struct cp_buffer *buffer = &schedule->buffers[box->buffer];
+        bool is_panel = buffer->layout != CP_LAYOUT_PLAIN;
+        int64_t bytes = is_panel ? buffer->stride_bytes[2] * box->n[2] * box->n[0]
+                                 : cp_view_count(&view) * cp_dtype_bytes(view.dtype);
+        run->xfers[count] = (struct cp_xfer){.data = view.data,
+                                             .bytes = (size_t)bytes,
+                                             .peer = step->peer,
+                                             .is_send = is_send};
+        count += 1;
+        at = next_on_lane(schedule, lane, at + 1);
+    }
+    return count;
+}
+
+/* Posts the group at the cursor once, then asks whether it has moved. `done`: its
+ * number of steps. */
+static enum cp_code exchange(struct cp_run *run, int lane, int *done)
+{
+    struct cp_comm *comm = run->env.comm;
+    *done = gather_group(run, lane);
+    if (!run->is_posted[lane]) {
+        CP_TRY(comm->ops->post(comm, run->xfers, *done, NULL, &run->ticket[lane]));
+        run->is_posted[lane] = true;
+    }
+    CP_TRY(comm->ops->test(comm, run->ticket[lane]));
+    run->is_posted[lane] = false;
+    return CP_OK;
+}
+
+/* Does what the step at the lane's cursor says. `done`: how many steps that were. */
+static enum cp_code do_step(struct cp_run *run, int lane, int *done)
+{
+    const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
+    *done = 1;
+    switch ((enum cp_step_op)step->op) {
+    case CP_STEP_COPY:
+    case CP_STEP_REDUCE:
+        return move(run, step);
+    case CP_STEP_ZERO:
+        return zero(run, step);
+    case CP_STEP_PACK:
+        return pack(run, step);
+    case CP_STEP_PUBLISH:
+        return publish(run, step);
+    case CP_STEP_AWAIT:
+        return await(run, step);
+    case CP_STEP_SEND:
+    case CP_STEP_RECV:
+        return exchange(run, lane, done);
+    case CP_STEP_ATTEND:
+        return attend(run, step);
+    case CP_STEP_FINISH:
+        return finish(run, step);
+    case CP_STEP_DELTA:
+        return delta(run, step);
+    case CP_STEP_GRAD:
+        return grad(run, step);
+    case CP_STEP_OPS:
+        break;
+    }
+    return cp_fail(CP_ERR_INTERNAL, "step %d has the unknown operation %d",
+                   run->cursor[lane], step->op);
+}
+
+static bool has_step(const struct cp_run *run, int lane)
+{
+    return run->cursor[lane] < run->schedule->step_count;
+}
+
+/* Are the steps of the other lanes done that the lane's next one needs? */
+static bool may_go(const struct cp_run *run, int lane)
+{
+    const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
+    for (int other = 0; other < CP_LANES; other++) {
+        if (other != lane && run->done[other] < step->after[other]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One step, or one group of messages, of the lane. CP_AGAIN where it must wait. */
+static enum cp_code advance(struct cp_run *run, int lane)
+{
+    int done = 0;
+    if (!has_step(run, lane) || !may_go(run, lane)) {
+        return CP_AGAIN;
+    }
+    CP_TRY(do_step(run, lane, &done));
+    for (int step = 0; step < done; step++) {
+        run->cursor[lane] = next_on_lane(run->schedule, lane, run->cursor[lane] + 1);
+    }
+    run->done[lane] += done;
+    return CP_OK;
+}
+
+enum cp_code cp_run_poll(struct cp_run *run)
+{
+    bool moved = true;
+    bool is_done = false;
+    while (moved) {
+        moved = false;
+        is_done = true;
+        /* One step a lane and round: messages are looked after between two blocks of
+         * compute. */
+        for (int lane = 0; lane < CP_LANES; lane++) {
+            enum cp_code code = advance(run, lane);
+            if (code != CP_OK && code != CP_AGAIN) {
+                return code;
+            }
+            moved = moved || code == CP_OK;
+            is_done = is_done && !has_step(run, lane);
+        }
+    }
+    return is_done ? CP_OK : CP_AGAIN;
+}
+
+/* What the lanes wait for: their number, in `waits`. */
+static int list_waits(const struct cp_run *run, struct cp_comm_wait waits[CP_LANES])
+{
+    int count = 0;
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        if (!has_step(run, lane) || !may_go(run, lane)) {
+            continue;
+        }
+        const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
+        if (run->is_posted[lane]) {
+            waits[count] =
+                (struct cp_comm_wait){.is_ticket = true, .value = run->ticket[lane]};
+        } else {
+            waits[count] = (struct cp_comm_wait){.peer = step->peer,
+                                                 .signal = step->signal,
+                                                 .value = counter(run, step->value)};
+        }
+        count += 1;
+    }
+    return count;
+}
+
+enum cp_code cp_run_finish(struct cp_run *run, double timeout)
+{
+    struct cp_comm *comm = run->env.comm;
+    for (;;) {
+        struct cp_comm_wait waits[CP_LANES];
+        enum cp_code code = cp_run_poll(run);
+        if (code != CP_AGAIN) {
+            return code;
+        }
+        int count = list_waits(run, waits);
+        if (count == 0) {
+            return cp_fail(CP_ERR_INTERNAL,
+                           "%s: the steps of the schedule wait for each other",
+                           run->env.operation);
+        }
+        CP_TRY(comm->ops->wait(comm, waits, count, run->env.operation,
+                               cp_deadline_in(timeout)));
+    }
+}

@@ -1,0 +1,59 @@
+/* Runs one schedule, a step at a time: resumable, so that one thread can run the ranks
+ * of a whole world.
+ *
+ * A lane advances while its next step's conditions hold. When no lane can, the run says
+ * CP_AGAIN and `cp_run_wait` blocks on whatever the lanes wait for. The executor knows
+ * no variant: it resolves boxes to memory and calls the tables of communicator, device
+ * and kernel. */
+#ifndef CP_EXEC_RUN_H
+#define CP_EXEC_RUN_H
+
+#include "comm/comm.h"
+#include "device/device.h"
+#include "kernel/kernel.h"
+#include "schedule/schedule.h"
+
+/* What a run works with; nothing in it is owned. */
+struct cp_run_env {
+    struct cp_comm *comm;
+    struct cp_device *device;
+    const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
+    char *
+        scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch */
+    uint64_t seq;          /* of the call: counters and window halves follow from it */
+    const char *operation; /* for messages */
+};
+
+struct cp_run {
+    struct cp_run_env env;
+    const struct cp_schedule *schedule; /* borrowed */
+    struct cp_view tensors[CP_TENSORS]; /* the caller's, by role */
+    int32_t cursor[CP_LANES]; /* index of the lane's next step; step_count: none left */
+    int32_t done[CP_LANES];   /* steps of the lane that are done */
+    bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
+                                 communicator */
+    uint64_t ticket[CP_LANES];
+    struct cp_xfer
+        *xfers; /* room for cp_run_largest_group, borrowed; NULL where that is 0 */
+};
+
+/* Bytes of workspace that a run of this schedule needs, the kernel's scratch included.
+ */
+int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule);
+
+/* Messages in the schedule's largest group. */
+int cp_run_largest_group(const struct cp_schedule *schedule);
+
+/* `tensors`: by role, data NULL where the call has none. */
+void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
+                 const struct cp_schedule *schedule,
+                 const struct cp_view tensors[CP_TENSORS], struct cp_xfer *xfers);
+
+/* Advances as far as possible without blocking. CP_OK: finished. CP_AGAIN: waits for a
+ * peer. */
+CP_NODISCARD enum cp_code cp_run_poll(struct cp_run *run);
+
+/* Runs to the end. Every wait has `timeout` seconds. */
+CP_NODISCARD enum cp_code cp_run_finish(struct cp_run *run, double timeout);
+
+#endif

@@ -1,0 +1,447 @@
+/* Contexts of thread ranks: the whole path of a call (gate, agreement, plan, executor)
+ * on windows and on the two-sided double, many calls in a row, with every way to
+ * disagree in between. */
+#include "base/mem.h"
+#include "comm/comm_self.h"
+#include "comm/comm_shm.h"
+#include "comm_double.h"
+#include "control/gate.h"
+#include "exec/context.h"
+#include "kernel/kernel_cpu.h"
+#include "ranks.h"
+#include "scene.h"
+#include "test.h"
+
+enum { RESERVED = 1 << 24, SCENES = 12 };
+
+struct world {
+    int size, ring, ulysses;
+    bool is_two_sided;
+    int32_t variant;
+    double timeout;
+    void *page;
+    struct cp_watch watch[SCENE_MOST_RANKS];
+    struct cp_window windows[SCENE_MOST_RANKS];
+    struct double_hub *hub;
+    struct cp_context *context[SCENE_MOST_RANKS];
+    struct scene scenes[SCENES];
+    uint64_t seed;
+};
+
+static bool nobody_is_dead(void *peers, int rank)
+{
+    (void)peers;
+    (void)rank;
+    return false;
+}
+
+static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided,
+                       int32_t variant, int isa)
+{
+    memset(w, 0, sizeof *w);
+    w->size = ring * ulysses;
+    w->ring = ring;
+    w->ulysses = ulysses;
+    w->is_two_sided = is_two_sided;
+    w->variant = variant;
+    w->timeout = 60.0;
+    w->seed = test_seed;
+    CHECK_EQ_I64(cp_mem_create(cp_page_bytes(w->size), "a page", &w->page), CP_OK);
+    cp_page_init(w->page, w->size);
+    w->hub = is_two_sided ? double_hub_create(w->size, test_seed, 5) : NULL;
+    for (int rank = 0; rank < w->size; rank++) {
+        w->watch[rank] = (struct cp_watch){.bell = cp_page_bell(w->page),
+                                           .poison = cp_page_poison(w->page),
+                                           .rank = rank,
+                                           .world = w->size,
+                                           .is_dead = nobody_is_dead};
+        if (!is_two_sided) {
+            CHECK_EQ_I64(cp_window_create(RESERVED, &w->windows[rank]), CP_OK);
+        }
+    }
+    for (int rank = 0; rank < w->size; rank++) {
+        struct cp_comm *comm = NULL;
+        struct cp_gate gate = {.page = w->page, .watch = &w->watch[rank]};
+        struct cp_context_config config = {.ring_degree = ring,
+                                           .ulysses_degree = ulysses,
+                                           .variant = variant,
+                                           .timeout = w->timeout};
+        enum cp_code code =
+            is_two_sided ? cp_comm_double_create(w->hub, &w->watch[rank], &comm)
+                         : cp_comm_shm_create(w->windows, &w->watch[rank], &comm);
+        CHECK_EQ_I64(code, CP_OK);
+        CHECK_EQ_I64(cp_context_create(&config, &gate, comm, isa, &w->context[rank]),
+                     CP_OK);
+    }
+}
+
+static void world_close(struct world *w)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        cp_context_destroy(&w->context[rank]);
+        CHECK(w->context[rank] == NULL);
+        if (w->hub == NULL) {
+            cp_window_close(&w->windows[rank]);
+        }
+    }
+    double_hub_destroy(&w->hub);
+    cp_mem_destroy(&w->page);
+}
+
+static enum cp_code call(struct world *w, int rank, struct scene *scene, enum cp_op op)
+{
+    struct cp_record record;
+    scene_record(scene, rank, op, &record);
+    record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
+    CP_TRY(cp_context_describe(w->context[rank], &record));
+    CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
+    return cp_context_execute(w->context[rank], scene->tensors[rank]);
+}
+
+/* Every scene forward and backward, twice over: the second time all plans are known. */
+static void play(int rank, void *arg)
+{
+    struct world *w = arg;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < SCENES; i++) {
+            enum cp_code code = call(w, rank, &w->scenes[i], CP_OP_ATTENTION);
+            if (code == CP_OK) {
+                code = call(w, rank, &w->scenes[i], CP_OP_ATTENTION_BACKWARD);
+            }
+            CHECK_EQ_I64(code, CP_OK);
+            if (code != CP_OK) {
+                (void)fprintf(stderr, "rank %d: %s\n", rank, cp_last_error()->text);
+                return;
+            }
+        }
+    }
+}
+
+static void play_world(int ring, int ulysses, bool is_two_sided, int32_t variant,
+                       int isa)
+{
+    struct world w;
+    uint64_t seed = test_seed + (uint64_t)(ring * 64 + ulysses);
+    world_open(&w, ring, ulysses, is_two_sided, variant, isa);
+    for (int i = 0; i < SCENES; i++) {
+        do { /* the context has one variant */
+            scene_create(&w.scenes[i], seed++, ring, ulysses);
+            if (w.scenes[i].variant == variant) {
+                break;
+            }
+            scene_destroy(&w.scenes[i]);
+        } while (true);
+        scene_poison(&w.scenes[i], CP_OP_ATTENTION);
+        scene_poison(&w.scenes[i], CP_OP_ATTENTION_BACKWARD);
+    }
+    ranks_as_threads(w.size, play, &w);
+    for (int i = 0; i < SCENES; i++) {
+        char text[400];
+        scene_print(&w.scenes[i], text, sizeof text);
+        TEST_CONTEXT("%s: %.200s", is_two_sided ? "two-sided" : "windows", text);
+        CHECK(scene_judge(&w.scenes[i], CP_OP_ATTENTION));
+        CHECK(scene_judge(&w.scenes[i], CP_OP_ATTENTION_BACKWARD));
+        scene_destroy(&w.scenes[i]);
+    }
+    world_close(&w);
+}
+
+static const int shapes[][2] = {{2, 1}, {1, 2}, {3, 1}, {1, 3}, {2, 2}, {3, 2}, {2, 3}};
+
+static void play_all(bool is_two_sided, int isa)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        play_world(shapes[i][0], shapes[i][1], is_two_sided, CP_ANYTHING, isa);
+        play_world(shapes[i][0], shapes[i][1], is_two_sided, CP_EVEN, isa);
+    }
+}
+
+TEST(thread_ranks_on_windows)
+{
+    play_all(false, 0);
+}
+
+TEST(thread_ranks_on_the_two_sided_double)
+{
+    play_all(true, 0);
+}
+
+TEST(thread_ranks_with_the_best_kernel)
+{
+    play_all(false, cp_kernel_cpu_best());
+}
+
+/* ---- disagreement ---- */
+
+/* What the last rank does differently; all ranks must get the same code, and the next
+ * call must work. */
+enum odd {
+    ODD_DTYPE,
+    ODD_DIM,
+    ODD_BATCH,
+    ODD_CAUSAL,
+    ODD_SCALE,
+    ODD_MASK,
+    ODD_OWN_ERROR,
+    ODD_OPERATION,
+    ODD_ROWS,
+    ODDS
+};
+
+struct quarrel {
+    struct world w;
+    enum cp_code codes[ODDS][SCENE_MOST_RANKS];
+    int named[ODDS][SCENE_MOST_RANKS];
+    bool is_own[ODDS][SCENE_MOST_RANKS];
+};
+
+static void make_odd(enum odd odd, struct cp_record *record)
+{
+    double scale = 0.123;
+    switch (odd) {
+    case ODD_DTYPE:
+        record->call.dtype = CP_DTYPE_FLOAT16;
+        break;
+    case ODD_DIM:
+        record->call.head_dim += 1;
+        break;
+    case ODD_BATCH:
+        record->call.batch += 1;
+        break;
+    case ODD_CAUSAL:
+        record->call.is_causal = !record->call.is_causal;
+        break;
+    case ODD_SCALE:
+        memcpy(&record->call.scale_bits, &scale, sizeof scale);
+        break;
+    case ODD_MASK:
+        record->call.mask_kind = CP_MASK_BOOL;
+        record->call.mask_batch = 1;
+        record->call.mask_heads = 1;
+        record->call.mask_dtype = CP_DTYPE_BOOL;
+        break;
+    case ODD_OWN_ERROR:
+        record->status.code = CP_ERR_BUFFER;
+        (void)snprintf(record->status.text, sizeof record->status.text,
+                       "q: it has no memory");
+        break;
+    case ODD_OPERATION:
+        record->call.op = CP_OP_GATHER;
+        break;
+    case ODD_ROWS:
+        record->sizes[CP_SIZE_Q_ROWS] += 1;
+        break;
+    case ODDS:
+        break;
+    }
+}
+
+static void quarrel(int rank, void *arg)
+{
+    struct quarrel *q = arg;
+    struct scene *scene = &q->w.scenes[0];
+    struct cp_context *context = q->w.context[rank];
+    for (int odd = 0; odd < ODDS; odd++) {
+        struct cp_record record;
+        scene_record(scene, rank, CP_OP_ATTENTION, &record);
+        CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);
+        if (rank == q->w.size - 1) {
+            make_odd((enum odd)odd, &record);
+        }
+        q->codes[odd][rank] = cp_context_begin(context, &record, NULL);
+        q->named[odd][rank] = cp_last_error()->rank;
+        q->is_own[odd][rank] = cp_context_error_is_own(context);
+        CHECK_EQ_I64(call(&q->w, rank, scene, CP_OP_ATTENTION), CP_OK);
+    }
+}
+
+static void quarrel_world(int ring, int ulysses, bool is_two_sided)
+{
+    static struct quarrel q;
+    memset(&q, 0, sizeof q);
+    world_open(&q.w, ring, ulysses, is_two_sided, CP_EVEN, 0);
+    uint64_t seed = test_seed;
+    do {
+        scene_destroy(&q.w.scenes[0]);
+        scene_create(&q.w.scenes[0], seed++, ring, ulysses);
+    } while (q.w.scenes[0].variant != CP_EVEN ||
+             q.w.scenes[0].mask_kind != CP_MASK_NONE || q.w.scenes[0].is_replicated ||
+             q.w.scenes[0].dtype == CP_DTYPE_FLOAT16);
+    ranks_as_threads(q.w.size, quarrel, &q);
+    for (int odd = 0; odd < ODDS; odd++) {
+        enum cp_code expected = odd == ODD_DTYPE       ? CP_ERR_TYPE
+                                : odd == ODD_OWN_ERROR ? CP_ERR_BUFFER
+                                                       : CP_ERR_VALUE;
+        for (int rank = 0; rank < q.w.size; rank++) {
+            TEST_CONTEXT("odd %d, rank %d of %d", odd, rank, q.w.size);
+            CHECK_EQ_I64(q.codes[odd][rank], expected);
+            CHECK_EQ_I64(q.named[odd][rank], q.w.size - 1);
+            CHECK_EQ_I64(q.is_own[odd][rank],
+                         odd == ODD_OWN_ERROR && rank == q.w.size - 1);
+        }
+    }
+    CHECK(scene_judge(&q.w.scenes[0], CP_OP_ATTENTION));
+    scene_destroy(&q.w.scenes[0]);
+    world_close(&q.w);
+}
+
+TEST(thread_ranks_that_disagree_get_the_same_error_and_go_on)
+{
+    for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+        quarrel_world(2, 1, is_two_sided != 0);
+        quarrel_world(3, 1, is_two_sided != 0);
+        quarrel_world(1, 3, is_two_sided != 0);
+        quarrel_world(3, 2, is_two_sided != 0);
+    }
+}
+
+/* ---- gather ---- */
+
+static void gather(int rank, void *arg)
+{
+    struct world *w = arg;
+    for (int round = 0; round < 50; round++) {
+        int64_t sizes[SCENE_MOST_RANKS];
+        int64_t all = 0;
+        for (int r = 0; r < w->size; r++) {
+            sizes[r] = (r * 7 + round * 3) % 5;
+            all += sizes[r];
+        }
+        int64_t first = 0;
+        for (int r = 0; r < rank; r++) {
+            first += sizes[r];
+        }
+        int32_t share[3 * 4 * 2];
+        int32_t whole[3 * 64 * 2];
+        struct cp_record record = {
+            .call = {.op = CP_OP_GATHER, .dtype = CP_DTYPE_INT32, .ndim = 3, .dim = 1}};
+        record.call.extent[0] = 3;
+        record.call.extent[2] = 2;
+        record.sizes[CP_SIZE_ROWS] = sizes[rank];
+        for (int64_t o = 0; o < 3; o++) {
+            for (int64_t i = 0; i < sizes[rank] * 2; i++) {
+                share[o * sizes[rank] * 2 + i] =
+                    (int32_t)(round * 10000 + o * 1000 + first * 2 + i);
+            }
+        }
+        const struct cp_plan *plan = NULL;
+        struct cp_view tensors[CP_TENSORS] = {{.data = NULL}};
+        CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+        CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, &plan), CP_OK);
+        CHECK_EQ_I64(plan->cut[w->size - 1].first + plan->cut[w->size - 1].count, all);
+        tensors[CP_TENSOR_SHARE] =
+            cp_view_compact(share, CP_DTYPE_INT32, 3, sizes[rank], 1, 2);
+        tensors[CP_TENSOR_WHOLE] = cp_view_compact(whole, CP_DTYPE_INT32, 3, all, 1, 2);
+        memset(whole, 0xff, sizeof whole);
+        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+        for (int64_t o = 0; o < 3; o++) {
+            for (int64_t i = 0; i < all * 2; i++) {
+                CHECK_EQ_I64(whole[o * all * 2 + i], round * 10000 + o * 1000 + i);
+            }
+        }
+    }
+}
+
+TEST(thread_ranks_gather_any_sizes)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+            struct world w;
+            world_open(&w, shapes[i][0], shapes[i][1], is_two_sided != 0, CP_ANYTHING,
+                       0);
+            ranks_as_threads(w.size, gather, &w);
+            world_close(&w);
+        }
+    }
+}
+
+/* ---- steady state, allocation failure, abandon ---- */
+
+static void steady(int rank, void *arg)
+{
+    struct world *w = arg;
+    for (int round = 0; round < 8; round++) {
+        CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+    }
+}
+
+TEST(thread_ranks_in_steady_state_allocate_nothing)
+{
+    for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+        struct world w;
+        world_open(&w, 3, 1, is_two_sided != 0, CP_EVEN, 0);
+        uint64_t seed = test_seed;
+        do {
+            scene_destroy(&w.scenes[0]);
+            scene_create(&w.scenes[0], seed++, 3, 1);
+        } while (w.scenes[0].variant != CP_EVEN || w.scenes[0].is_replicated);
+        ranks_as_threads(w.size, steady, &w);
+        int64_t before = cp_mem_stats().allocations;
+        ranks_as_threads(w.size, steady, &w);
+        if (!is_two_sided) { /* the double keeps its messages in blocks of its own */
+            CHECK_EQ_I64(cp_mem_stats().allocations, before);
+        }
+        scene_destroy(&w.scenes[0]);
+        world_close(&w);
+    }
+}
+
+/* A rank gives its begun call up: all others learn why, now and at every later call. */
+static void abandon(int rank, void *arg)
+{
+    struct world *w = arg;
+    struct cp_record record;
+    scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
+    CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+    CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_OK);
+    if (rank == 1) {
+        (void)cp_fail(CP_ERR_NO_MEMORY, "no room for the output");
+        cp_context_abandon(w->context[rank]);
+    } else {
+        enum cp_code code =
+            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank]);
+        CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
+        CHECK_STR_HAS(cp_last_error()->text, "no room for the output");
+    }
+    CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_ERR_COMM);
+    CHECK_STR_HAS(cp_last_error()->text, "no room for the output");
+    CHECK_EQ_I64(cp_context_check(w->context[rank]), CP_ERR_COMM);
+}
+
+TEST(thread_ranks_learn_of_a_call_given_up)
+{
+    struct world w;
+    world_open(&w, 3, 1, false, CP_EVEN, 0);
+    uint64_t seed = test_seed;
+    do {
+        scene_destroy(&w.scenes[0]);
+        scene_create(&w.scenes[0], seed++, 3, 1);
+    } while (w.scenes[0].variant != CP_EVEN || w.scenes[0].is_replicated ||
+             w.scenes[0].is_causal);
+    ranks_as_threads(w.size, abandon, &w);
+    scene_destroy(&w.scenes[0]);
+    world_close(&w);
+}
+
+TEST(creation_survives_every_failed_allocation)
+{
+    int64_t live = cp_mem_stats().live_blocks;
+    struct cp_context_config config = {
+        .ring_degree = 1, .ulysses_degree = 1, .timeout = 1.0};
+    struct cp_gate gate = {0};
+    for (int64_t count = 0;; count++) {
+        struct cp_comm *comm = NULL;
+        struct cp_context *context = NULL;
+        CHECK_EQ_I64(cp_comm_self_create(&comm), CP_OK);
+        cp_mem_fail_after(count);
+        enum cp_code code = cp_context_create(&config, &gate, comm, 0, &context);
+        cp_mem_fail_after(-1);
+        cp_context_destroy(&context);
+        CHECK_EQ_I64(cp_mem_stats().live_blocks, live);
+        if (code == CP_OK) {
+            CHECK(count > 0);
+            break;
+        }
+        CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
+    }
+}
