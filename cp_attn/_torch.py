@@ -1,0 +1,123 @@
+"""Gradients for torch: the C functions of a tensor that asks for one come here."""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _C, _contexts
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, context, mask, is_causal, scale, enable_gqa, return_lse, kv, lengths):
+        out, lse = _C.attention(
+            q,
+            k,
+            v,
+            context,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            return_lse=True,
+            kv=kv,
+            **lengths,
+        )
+        # A mask of another array library cannot be saved.
+        saved = mask if isinstance(mask, torch.Tensor) else None
+        ctx.save_for_backward(q, k, v, out, lse, saved)
+        ctx.foreign_mask = None if mask is saved else mask
+        ctx.call = (context, is_causal, scale, enable_gqa, kv)
+        ctx.return_lse = return_lse
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    def backward(ctx, dout, dlse=None):
+        # Whether the LSE has a gradient is decided by the call, as on every other rank, and not by what a rank's loss
+        # makes of it: autograd fills in zeros.
+        dlse = dlse if ctx.return_lse else None
+        grads = _AttentionGrad.apply(dout, dlse, *ctx.saved_tensors, ctx.foreign_mask, ctx.call)
+        grads = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)]
+        return (*grads, *[None] * 8)
+
+
+class _AttentionGrad(torch.autograd.Function):
+    """The gradient as a function of everything that it depends on, so that nobody gets a second one unawares."""
+
+    @staticmethod
+    def forward(ctx, dout, dlse, q, k, v, out, lse, mask, foreign_mask, call):
+        context, is_causal, scale, enable_gqa, kv = call
+        mask = foreign_mask if mask is None else mask
+        return _C.attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, kv)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise _C.NotSupported("cp_attn.attention can be differentiated once, not twice")
+
+
+def attention(
+    q,
+    k,
+    v,
+    context_or_config,
+    *,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kv="sharded",
+    seq_lens=None,
+    kv_lens=None,
+    dropout_p=0.0,
+):
+    """Compute `cp_attn.attention` so that autograd records it."""
+    context = context_or_config
+    if not isinstance(context, _C.Context):
+        context = _contexts.context_for(context)
+    lengths = {"seq_lens": seq_lens, "kv_lens": kv_lens, "dropout_p": dropout_p}
+    return _Attention.apply(q, k, v, context, attn_mask, is_causal, scale, enable_gqa, return_lse, kv, lengths)
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, context, dim):
+        share = context.shard(x, dim)
+        ctx.shape, ctx.dim = x.shape, dim
+        ctx.first = _first(x.shape[dim], context.world_size, context.rank)
+        return share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        whole = grad.new_zeros(ctx.shape)
+        whole.narrow(ctx.dim, ctx.first, grad.shape[ctx.dim]).copy_(grad)
+        return whole, None, None
+
+
+def _first(size, world, rank):
+    """Return where the share of `rank` begins."""
+    quotient, remainder = divmod(size, world)
+    return rank * quotient + min(rank, remainder)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, context, dim):
+        whole, ctx.first = context._gather_at(x, dim)
+        ctx.dim, ctx.count = dim, x.shape[dim]
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad.narrow(ctx.dim, ctx.first, ctx.count), None, None
+
+
+def shard(context, x, dim):
+    """Return `context.shard(x, dim)`, recorded: the gradient is the slice's, in zeros."""
+    return _Shard.apply(x, context, dim)
+
+
+def gather(context, x, dim):
+    """Return `context.gather(x, dim)`, recorded: the gradient is the rank's own slice."""
+    return _Gather.apply(x, context, dim)

@@ -1,0 +1,385 @@
+/* The steps of a call, and the arguments that both directions have in common. */
+#include "py_call.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "plan/agree.h"
+#include "plan/plan.h"
+#include "py_args.h"
+#include "py_torch.h"
+
+const char *const call_arg_names[ARG_COUNT] = {
+    "q",         "k",       "v",          "context_or_config", "attn_mask",
+    "is_causal", "scale",   "enable_gqa", "return_lse",        "kv",
+    "seq_lens",  "kv_lens", "dropout_p",
+};
+
+int call_check(const struct call *call, enum cp_code code)
+{
+    if (code != CP_OK) {
+        py_raise(call->state, code);
+        return -1;
+    }
+    return 0;
+}
+
+/* --- tensors --- */
+
+int call_import(struct call *call, enum cp_tensor_role role, int arg, const char *name)
+{
+    if (call->values[arg] == NULL) {
+        PyErr_Format(PyExc_TypeError, "attention() missing required argument '%s'",
+                     name);
+        return -1;
+    }
+    return array_import(call->state, call->values[arg], name, &call->arrays[role]);
+}
+
+enum cp_code call_check_kind(const struct call *call, enum cp_tensor_role role,
+                             const char *name, enum cp_dtype dtype)
+{
+    const struct cp_tensor *q = &call->arrays[CP_TENSOR_Q].tensor;
+    const struct cp_tensor *tensor = &call->arrays[role].tensor;
+    char device[48];
+    char own[48];
+    if (cp_tensor_is_on_host(tensor) != cp_tensor_is_on_host(q)) {
+        return cp_fail(CP_ERR_VALUE,
+                       "q is on %s and %s on %s; they must be on one device",
+                       cp_tensor_print_device(q, device, sizeof device), name,
+                       cp_tensor_print_device(tensor, own, sizeof own));
+    }
+    CP_TRY(cp_tensor_check_host(name, tensor));
+    if (tensor->dtype != dtype) {
+        return cp_fail(CP_ERR_TYPE,
+                       "%s has dtype %s, but it must be %s, since q has dtype %s", name,
+                       cp_dtype_name(tensor->dtype), cp_dtype_name(dtype),
+                       cp_dtype_name(q->dtype));
+    }
+    return CP_OK;
+}
+
+static enum cp_code view_qkv(struct call *call)
+{
+    const struct cp_tensor *q = &call->arrays[CP_TENSOR_Q].tensor;
+    CP_TRY(call_check_kind(call, CP_TENSOR_K, "k",
+                           call->arrays[CP_TENSOR_K].tensor.dtype));
+    CP_TRY(call_check_kind(call, CP_TENSOR_V, "v",
+                           call->arrays[CP_TENSOR_V].tensor.dtype));
+    if (!cp_dtype_attends(q->dtype)) {
+        return cp_fail(CP_ERR_TYPE,
+                       "q has dtype %s; allowed: float32, float64, bfloat16, float16",
+                       cp_dtype_name(q->dtype));
+    }
+    CP_TRY(call_check_kind(call, CP_TENSOR_K, "k", q->dtype));
+    CP_TRY(call_check_kind(call, CP_TENSOR_V, "v", q->dtype));
+    CP_TRY(cp_tensor_view_attention("q", q, &call->views[CP_TENSOR_Q]));
+    CP_TRY(cp_tensor_view_attention("k", &call->arrays[CP_TENSOR_K].tensor,
+                                    &call->views[CP_TENSOR_K]));
+    return cp_tensor_view_attention("v", &call->arrays[CP_TENSOR_V].tensor,
+                                    &call->views[CP_TENSOR_V]);
+}
+
+static enum cp_code fail_sizes(const char *what, const char *first, int64_t a,
+                               const char *second, int64_t b)
+{
+    return cp_fail(CP_ERR_VALUE, "%s of %s and %s differ: %" PRId64 " and %" PRId64,
+                   what, first, second, a, b);
+}
+
+static enum cp_code check_heads(const struct cp_call *sizes)
+{
+    if (sizes->heads < 1 || sizes->kv_heads < 1 || sizes->head_dim < 1 ||
+        sizes->value_dim < 1) {
+        return cp_fail(
+            CP_ERR_VALUE,
+            "heads and head dims must be at least 1; q has %" PRId64
+            " heads of dim %" PRId64 ", v has %" PRId64 " heads of dim %" PRId64,
+            sizes->heads, sizes->head_dim, sizes->kv_heads, sizes->value_dim);
+    }
+    if (sizes->heads != sizes->kv_heads && sizes->enable_gqa == 0) {
+        return cp_fail(CP_ERR_VALUE,
+                       "q has %" PRId64 " heads and k has %" PRId64
+                       "; pass enable_gqa=True if that is "
+                       "meant",
+                       sizes->heads, sizes->kv_heads);
+    }
+    if (sizes->heads % sizes->kv_heads != 0) {
+        return cp_fail(CP_ERR_VALUE,
+                       "the %" PRId64 " heads of q cannot be divided among the %" PRId64
+                       " heads of k",
+                       sizes->heads, sizes->kv_heads);
+    }
+    return CP_OK;
+}
+
+/* Compares q, k and v, and writes their sizes into the record. */
+static enum cp_code read_sizes(struct call *call)
+{
+    const int64_t *q = call->views[CP_TENSOR_Q].n;
+    const int64_t *k = call->views[CP_TENSOR_K].n;
+    const int64_t *v = call->views[CP_TENSOR_V].n;
+    struct cp_call *sizes = &call->record.call;
+    if (q[0] != k[0] || k[0] != v[0]) {
+        return q[0] != k[0] ? fail_sizes("batch sizes", "q", q[0], "k", k[0])
+                            : fail_sizes("batch sizes", "k", k[0], "v", v[0]);
+    }
+    if (k[1] != v[1]) {
+        return fail_sizes("sequence lengths", "k", k[1], "v", v[1]);
+    }
+    if (k[2] != v[2]) {
+        return fail_sizes("numbers of heads", "k", k[2], "v", v[2]);
+    }
+    if (q[3] != k[3]) {
+        return fail_sizes("head dims", "q", q[3], "k", k[3]);
+    }
+    sizes->dtype = (int32_t)call->views[CP_TENSOR_Q].dtype;
+    sizes->batch = q[0];
+    sizes->heads = q[2];
+    sizes->kv_heads = k[2];
+    sizes->head_dim = q[3];
+    sizes->value_dim = v[3];
+    call->record.sizes[CP_SIZE_Q_ROWS] = q[1];
+    call->record.sizes[CP_SIZE_KV_ROWS] = k[1];
+    return check_heads(sizes);
+}
+
+static enum cp_code view_mask(struct call *call)
+{
+    const struct cp_tensor *mask = &call->arrays[CP_TENSOR_MASK].tensor;
+    struct cp_call *sizes = &call->record.call;
+    struct cp_view *view = &call->views[CP_TENSOR_MASK];
+    bool is_bool = mask->dtype == CP_DTYPE_BOOL;
+    CP_TRY(call_check_kind(call, CP_TENSOR_MASK, "attn_mask", mask->dtype));
+    if (!is_bool && mask->dtype != CP_DTYPE_FLOAT32 &&
+        (int32_t)mask->dtype != sizes->dtype) {
+        return cp_fail(
+            CP_ERR_TYPE,
+            "attn_mask has dtype %s; allowed: bool, float32 or q's dtype, %s",
+            cp_dtype_name(mask->dtype), cp_dtype_name((enum cp_dtype)sizes->dtype));
+    }
+    CP_TRY(cp_tensor_view_mask(mask, sizes->batch, sizes->heads, view));
+    sizes->mask_kind = is_bool ? CP_MASK_BOOL : CP_MASK_ADD;
+    sizes->mask_dtype = (int32_t)mask->dtype;
+    sizes->mask_batch = view->n[0];
+    sizes->mask_heads = view->n[1];
+    call->record.sizes[CP_SIZE_MASK_ROWS] = view->n[2];
+    call->record.sizes[CP_SIZE_MASK_KEYS] = view->n[3];
+    return CP_OK;
+}
+
+static int parse_mask(struct call *call)
+{
+    PyObject *mask = call->values[ARG_MASK];
+    if (!call_is_given(mask)) {
+        return 0;
+    }
+    int needs_grad = torch_needs_grad(call->state, &mask, 1);
+    if (needs_grad != 0) {
+        if (needs_grad > 0) {
+            (void)cp_fail(
+                CP_ERR_UNSUPPORTED,
+                "attn_mask requires grad, but attention has no gradient for its mask; "
+                "pass attn_mask.detach()");
+            py_raise(call->state, CP_ERR_UNSUPPORTED);
+        }
+        return -1;
+    }
+    if (call_import(call, CP_TENSOR_MASK, ARG_MASK, "attn_mask") < 0) {
+        return -1;
+    }
+    return call_check(call, view_mask(call));
+}
+
+/* --- the other arguments --- */
+
+static int parse_flags(struct call *call)
+{
+    struct cp_call *fields = &call->record.call;
+    int is_causal = 0;
+    int enable_gqa = 0;
+    int return_lse = 0;
+    if (args_flag(call->values[ARG_IS_CAUSAL], &is_causal) < 0 ||
+        args_flag(call->values[ARG_ENABLE_GQA], &enable_gqa) < 0 ||
+        args_flag(call->values[ARG_RETURN_LSE], &return_lse) < 0) {
+        return -1;
+    }
+    fields->is_causal = is_causal;
+    fields->enable_gqa = enable_gqa;
+    fields->want_lse = return_lse;
+    PyObject *kv = call->values[ARG_KV];
+    if (kv != NULL) {
+        bool is_text = PyUnicode_Check(kv);
+        fields->kv_replicated =
+            is_text && PyUnicode_CompareWithASCIIString(kv, "replicated") == 0;
+        if (!fields->kv_replicated &&
+            !(is_text && PyUnicode_CompareWithASCIIString(kv, "sharded") == 0)) {
+            PyErr_Format(PyExc_ValueError, "kv=%R; allowed: 'sharded', 'replicated'",
+                         kv);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A real number, or -1 with a TypeError that names the argument. */
+static int parse_number(PyObject *value, const char *name, double *out)
+{
+    *out = PyFloat_AsDouble(value);
+    if (*out == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Format(PyExc_TypeError, "%s must be a number, not %s", name,
+                         Py_TYPE(value)->tp_name);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_numbers(struct call *call)
+{
+    double scale = 1.0 / sqrt((double)call->record.call.head_dim);
+    double dropout = 0.0;
+    PyObject *given = call->values[ARG_SCALE];
+    if (call_is_given(given)) {
+        if (parse_number(given, "scale", &scale) < 0) {
+            return -1;
+        }
+        if (!isfinite(scale)) {
+            PyErr_Format(PyExc_ValueError, "scale=%S; allowed: any finite number",
+                         given);
+            return -1;
+        }
+    }
+    given = call->values[ARG_DROPOUT];
+    if (given != NULL && parse_number(given, "dropout_p", &dropout) < 0) {
+        return -1;
+    }
+    if (dropout != 0.0) {
+        PyErr_Format(PyExc_ValueError,
+                     "dropout_p=%S; allowed: 0, since attention has no dropout here",
+                     given);
+        return -1;
+    }
+    memcpy(&call->record.call.scale_bits, &scale, sizeof scale);
+    return 0;
+}
+
+/* The lengths of all ranks, the own one of which is known. */
+static int parse_lengths(const struct call *call, int arg, int64_t own,
+                         int64_t *lengths)
+{
+    const char *name = call_arg_names[arg];
+    const ContextObject *context = call->context;
+    PyObject *list = PySequence_Fast(call->values[arg],
+                                     "seq_lens and kv_lens must be sequences of ints");
+    if (list == NULL) {
+        return -1;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
+    if (count != context->world) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd lengths for %d ranks", name, count,
+                     context->world);
+    }
+    for (Py_ssize_t rank = 0; !PyErr_Occurred() && rank < count; rank++) {
+        lengths[rank] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list, rank));
+    }
+    Py_DECREF(list);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (lengths[context->rank] != own) {
+        PyErr_Format(PyExc_ValueError, "%s says %lld for rank %d, whose length is %lld",
+                     name, (long long)lengths[context->rank], context->rank,
+                     (long long)own);
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_promises(struct call *call)
+{
+    int64_t q_rows[CP_MAX_WORLD] = {0};
+    int64_t kv_rows[CP_MAX_WORLD] = {0};
+    struct cp_record *record = &call->record;
+    bool has_kv = call_is_given(call->values[ARG_KV_LENS]);
+    if (!call_is_given(call->values[ARG_SEQ_LENS])) {
+        if (has_kv) {
+            PyErr_SetString(PyExc_ValueError,
+                            "kv_lens needs seq_lens, the lengths of q");
+        }
+        return has_kv ? -1 : 0;
+    }
+    if (parse_lengths(call, ARG_SEQ_LENS, record->sizes[CP_SIZE_Q_ROWS], q_rows) < 0 ||
+        (has_kv && parse_lengths(call, ARG_KV_LENS, record->sizes[CP_SIZE_KV_ROWS],
+                                 kv_rows) < 0)) {
+        return -1;
+    }
+    for (int rank = 0; !has_kv && rank < call->context->world; rank++) {
+        kv_rows[rank] =
+            record->call.kv_replicated ? record->sizes[CP_SIZE_KV_ROWS] : q_rows[rank];
+    }
+    record->call.check = cp_lengths_hash(q_rows, kv_rows, call->context->world);
+    return 0;
+}
+
+int call_parse(struct call *call)
+{
+    if (call_import(call, CP_TENSOR_Q, ARG_Q, "q") < 0 ||
+        call_import(call, CP_TENSOR_K, ARG_K, "k") < 0 ||
+        call_import(call, CP_TENSOR_V, ARG_V, "v") < 0 || parse_flags(call) < 0 ||
+        call_check(call, view_qkv(call)) < 0 ||
+        call_check(call, read_sizes(call)) < 0 || parse_numbers(call) < 0 ||
+        parse_mask(call) < 0 || parse_promises(call) < 0) {
+        return -1;
+    }
+    return call_check(call, cp_context_describe(call->context->core, &call->record));
+}
+
+int call_create_output(struct call *call, enum cp_tensor_role role, enum cp_dtype dtype,
+                       int ndim, const int64_t *shape)
+{
+    struct output *output = &call->outputs[role];
+    if (output_create(call->state, &call->arrays[CP_TENSOR_Q], dtype, ndim, shape,
+                      output) < 0) {
+        return -1;
+    }
+    enum cp_code code =
+        ndim == CP_AXES
+            ? cp_tensor_view_attention("out", &output->tensor, &call->views[role])
+            : cp_tensor_view_lse("lse", &output->tensor, &call->views[role]);
+    return call_check(call, code);
+}
+
+/* --- the steps --- */
+
+static void call_release(struct call *call)
+{
+    for (int role = 0; role < CP_TENSORS; role++) {
+        output_release(&call->outputs[role]);
+        array_release(&call->arrays[role]);
+    }
+    Py_CLEAR(call->context);
+}
+
+PyObject *call_run(struct call *call, int (*parse)(struct call *), PyObject *error,
+                   PyObject *(*answer)(struct call *))
+{
+    if (context_enter(call->context) < 0) {
+        Py_XDECREF(error);
+        call_release(call);
+        return NULL;
+    }
+    if (error == NULL && parse(call) < 0) {
+        error = error_keep();
+    }
+    int result = context_begin(call->context, call->state, &call->record, error, NULL);
+    if (result == 0) {
+        result = context_execute(call->context, call->state, call->views);
+    }
+    context_leave(call->context);
+    PyObject *object = result < 0 ? NULL : answer(call);
+    call_release(call);
+    return object;
+}

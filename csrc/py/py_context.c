@@ -1,0 +1,446 @@
+/* A rank's end of a group. The GIL is released around the core's join, begin and execute, which touch no object. */
+#include "py_context.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+
+#include "py_args.h"
+#include "py_cut.h"
+
+/* --- without the GIL --- */
+
+/* Called by the core at least ten times a second while it waits. */
+static enum cp_code run_signal_handlers(void *arg)
+{
+    ContextObject *self = arg;
+    PyEval_RestoreThread(self->thread);
+    int result = PyErr_CheckSignals();
+    enum cp_code code = CP_OK;
+    if (result < 0) {
+        PyObject *error = error_keep();
+        code =
+            cp_fail_rank(CP_ERR_INTERRUPTED, self->rank, "rank %d was interrupted (%s)",
+                         self->rank, Py_TYPE(error)->tp_name);
+        error_restore(error);
+    }
+    self->thread = PyEval_SaveThread();
+    return code;
+}
+
+static enum cp_code join(ContextObject *self, const char *key)
+{
+    struct cp_join_args args = {
+        .config = config_to_core((ConfigObject *)self->config),
+        .key = key,
+        .rank = self->rank,
+        .world = self->world,
+        .isa = getenv("CP_ATTN_ISA"),
+        .interrupt = run_signal_handlers,
+        .interrupt_arg = self,
+    };
+    self->thread = PyEval_SaveThread();
+    enum cp_code code = cp_context_join(&args, &self->core);
+    PyEval_RestoreThread(self->thread);
+    return code;
+}
+
+int context_begin(ContextObject *self, const struct module_state *state,
+                  struct cp_record *record, PyObject *error,
+                  const struct cp_plan **plan)
+{
+    if (error != NULL) {
+        error_to_status(error, self->rank, &record->status);
+    }
+    self->thread = PyEval_SaveThread();
+    enum cp_code code = cp_context_begin(self->core, record, plan);
+    PyEval_RestoreThread(self->thread);
+    if (code == CP_OK && error == NULL) {
+        return 0;
+    }
+    if (code == CP_OK) {
+        cp_context_abandon(self->core); /* the core let an error pass */
+    }
+    bool is_own = code == CP_OK || cp_context_error_is_own(self->core);
+    if (error != NULL && is_own && !PyErr_Occurred()) {
+        error_restore(error);
+        return -1;
+    }
+    Py_XDECREF(error);
+    py_raise(state, code);
+    return -1;
+}
+
+int context_execute(ContextObject *self, const struct module_state *state,
+                    const struct cp_view *tensors)
+{
+    self->thread = PyEval_SaveThread();
+    enum cp_code code = cp_context_execute(self->core, tensors);
+    PyEval_RestoreThread(self->thread);
+    if (code != CP_OK) {
+        py_raise(state, code);
+        return -1;
+    }
+    return 0;
+}
+
+/* --- one call at a time --- */
+
+int context_enter(ContextObject *self)
+{
+    int is_busy = 0;
+    /* acquire: pairs with the release in context_leave */
+    if (!atomic_compare_exchange_strong_explicit(
+            &self->is_busy, &is_busy, 1, memory_order_acquire, memory_order_relaxed)) {
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "the context is busy with another call; a context serves one thread at a "
+            "time");
+        return -1;
+    }
+    if (self->core == NULL) {
+        context_leave(self);
+        PyErr_SetString(PyExc_RuntimeError, "the context is closed");
+        return -1;
+    }
+    return 0;
+}
+
+void context_leave(ContextObject *self)
+{
+    /* release: pairs with the acquire in context_enter */
+    atomic_store_explicit(&self->is_busy, 0, memory_order_release);
+}
+
+void context_abandon(ContextObject *self)
+{
+    struct cp_status status;
+    PyObject *error = error_keep();
+    error_to_status(error, self->rank, &status);
+    (void)cp_fail_as(&status);
+    cp_context_abandon(self->core);
+    error_restore(error);
+}
+
+/* --- the type --- */
+
+static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"config", "rank", "world", "key", NULL};
+    const struct module_state *state = PyType_GetModuleState(type);
+    PyObject *config = NULL;
+    const char *key = NULL;
+    int rank = 0;
+    int world = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$iis:Context", keywords,
+                                     state->config_type, &config, &rank, &world,
+                                     &key)) {
+        return NULL;
+    }
+    const ConfigObject *fields = (ConfigObject *)config;
+    if ((long)fields->ring_degree * fields->ulysses_degree != world || rank < 0 ||
+        rank >= world) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "rank=%d of world=%d does not fit ring_degree=%d, ulysses_degree=%d", rank,
+            world, fields->ring_degree, fields->ulysses_degree);
+        return NULL;
+    }
+    ContextObject *self = (ContextObject *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->config = Py_NewRef(config);
+    self->rank = rank;
+    self->world = world;
+    enum cp_code code = join(self, key);
+    if (code != CP_OK) {
+        py_raise(state, code);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int context_traverse(ContextObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->config);
+    return 0;
+}
+
+static int context_clear(ContextObject *self)
+{
+    Py_CLEAR(self->config);
+    return 0;
+}
+
+static void context_dealloc(ContextObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
+    cp_context_destroy(&self->core);
+    (void)context_clear(self);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyObject *context_repr(ContextObject *self)
+{
+    return PyUnicode_FromFormat("<cp_attn.Context rank %d of %d, %s>", self->rank,
+                                self->world, self->core == NULL ? "closed" : "open");
+}
+
+PyDoc_STRVAR(
+    context_close_doc,
+    "close($self, /)\n"
+    "--\n\n"
+    "Release everything. Waits for nobody; closing twice is allowed, and so is\n"
+    "closing a broken context.\n\n"
+    "All ranks should close: a rank that still calls afterwards gets a CommError.\n\n"
+    "Raises\n"
+    "------\n"
+    "RuntimeError\n"
+    "    Another thread is in a call.");
+
+static PyObject *context_close(ContextObject *self, PyObject *Py_UNUSED(unused))
+{
+    if (self->core == NULL) {
+        Py_RETURN_NONE;
+    }
+    if (context_enter(self) < 0) {
+        return NULL;
+    }
+    cp_context_destroy(&self->core);
+    context_leave(self);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(context_enter_doc, "__enter__($self, /)\n"
+                                "--\n\n"
+                                "Return the context.");
+
+static PyObject *context_enter_block(ContextObject *self, PyObject *Py_UNUSED(unused))
+{
+    return Py_NewRef((PyObject *)self);
+}
+
+PyDoc_STRVAR(context_exit_doc, "__exit__($self, /, *exception)\n"
+                               "--\n\n"
+                               "Close the context.");
+
+static PyObject *context_exit_block(ContextObject *self, PyObject *Py_UNUSED(exception))
+{
+    return context_close(self, NULL);
+}
+
+PyDoc_STRVAR(
+    context_agree_doc,
+    "agree($self, /, error=None, text='')\n"
+    "--\n\n"
+    "Find out together whether any rank has an error. All ranks must call.\n\n"
+    "Parameters\n"
+    "----------\n"
+    "error : BaseException or None\n"
+    "    What this rank found. If any rank brings one, all raise: the rank itself\n"
+    "    this very object, the others one of the same kind that names the rank.\n"
+    "text : str\n"
+    "    Something that must be equal on all ranks.\n\n"
+    "Raises\n"
+    "------\n"
+    "ValueError\n"
+    "    The texts differ.\n"
+    "TypeError\n"
+    "    `error` is no exception, `text` no string.");
+
+enum { AGREE_ERROR, AGREE_TEXT, AGREE_COUNT };
+static const char *const agree_names[AGREE_COUNT] = {"error", "text"};
+
+/* FNV-1a, never 0: two texts are compared across ranks by this number. */
+static uint64_t hash_text(const char *text, Py_ssize_t bytes)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (Py_ssize_t i = 0; i < bytes; i++) {
+        hash = (hash ^ (unsigned char)text[i]) * 1099511628211u;
+    }
+    return hash == 0 ? 1 : hash;
+}
+
+static int agree_parse(PyObject *const *values, struct cp_record *record)
+{
+    PyObject *error = values[AGREE_ERROR];
+    PyObject *text = values[AGREE_TEXT];
+    if (error != NULL && error != Py_None && !PyExceptionInstance_Check(error)) {
+        PyErr_Format(PyExc_TypeError, "error must be an exception or None, not %s",
+                     Py_TYPE(error)->tp_name);
+        return -1;
+    }
+    if (text != NULL) {
+        Py_ssize_t bytes = 0;
+        const char *words =
+            PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &bytes) : NULL;
+        if (words == NULL) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_TypeError, "text must be a str, not %s",
+                             Py_TYPE(text)->tp_name);
+            }
+            return -1;
+        }
+        record->call.check = bytes == 0 ? 0 : hash_text(words, bytes);
+    }
+    return 0;
+}
+
+static PyObject *context_agree(ContextObject *self, PyObject *const *args,
+                               Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const struct arg_names spec = {"agree", agree_names, AGREE_COUNT,
+                                          AGREE_COUNT};
+    PyObject *values[AGREE_COUNT] = {NULL};
+    struct cp_record record;
+    memset(&record, 0, sizeof record);
+    record.call.op = CP_OP_AGREE;
+    if (context_enter(self) < 0) {
+        return NULL;
+    }
+    const struct module_state *state = type_state_of((PyObject *)self);
+    PyObject *error = NULL;
+    enum cp_code code = cp_context_describe(self->core, &record);
+    if (code != CP_OK) {
+        py_raise(state, code);
+    }
+    if (code != CP_OK || args_collect(&spec, args, nargs, kwnames, values) < 0 ||
+        agree_parse(values, &record) < 0) {
+        error = error_keep();
+    } else if (values[AGREE_ERROR] != NULL && values[AGREE_ERROR] != Py_None) {
+        error = Py_NewRef(values[AGREE_ERROR]);
+    }
+    int result = context_begin(self, state, &record, error, NULL);
+    context_leave(self);
+    if (result < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* --- attributes --- */
+
+static PyObject *context_get_rank(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->rank);
+}
+
+static PyObject *context_get_world_size(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->world);
+}
+
+static PyObject *context_get_ring_rank(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->rank / ((ConfigObject *)self->config)->ulysses_degree);
+}
+
+static PyObject *context_get_ulysses_rank(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->rank % ((ConfigObject *)self->config)->ulysses_degree);
+}
+
+static PyObject *context_get_config(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->config);
+}
+
+static PyObject *context_get_closed(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->core == NULL);
+}
+
+static PyGetSetDef context_getset[] = {
+    {"rank", (getter)context_get_rank, NULL,
+     "This rank's number in the region: ring_rank * U + ulysses_rank.", NULL},
+    {"world_size", (getter)context_get_world_size, NULL, "Ranks in the region, R * U.",
+     NULL},
+    {"ring_rank", (getter)context_get_ring_rank, NULL, "Place in the ring.", NULL},
+    {"ulysses_rank", (getter)context_get_ulysses_rank, NULL,
+     "Place in the all-to-all group.", NULL},
+    {"config", (getter)context_get_config, NULL,
+     "The ContextParallelConfig that it was made for.", NULL},
+    {"closed", (getter)context_get_closed, NULL, "True after close().", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef context_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(ContextObject, weakrefs), READONLY,
+     NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+#define FASTCALL(function)                                                             \
+    (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef context_methods[] = {
+    {"shard", FASTCALL(context_shard), context_shard_doc},
+    {"gather", FASTCALL(context_gather), context_gather_doc},
+    {"_gather_at", FASTCALL(context_gather_at), context_gather_at_doc},
+    {"agree", FASTCALL(context_agree), context_agree_doc},
+    {"close", (PyCFunction)(void (*)(void))context_close, METH_NOARGS,
+     context_close_doc},
+    {"__enter__", (PyCFunction)(void (*)(void))context_enter_block, METH_NOARGS,
+     context_enter_doc},
+    {"__exit__", (PyCFunction)(void (*)(void))context_exit_block, METH_VARARGS,
+     context_exit_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+PyDoc_STRVAR(
+    context_doc,
+    "Context(config, *, rank, world, key)\n"
+    "--\n\n"
+    "One rank's end of a group of ranks that compute together; made by\n"
+    "cp_attn.init(config).\n\n"
+    "Waits at least 60 s until all ranks of the host that call with the same key\n"
+    "are there. A context manager; serves one thread at a time.\n\n"
+    "Parameters\n"
+    "----------\n"
+    "config : ContextParallelConfig\n"
+    "rank, world : int\n"
+    "    This rank's number, and how many there are: ring_degree * ulysses_degree.\n"
+    "key : str\n"
+    "    Names the job, the members and which of their contexts this is; equal on\n"
+    "    all ranks.\n\n"
+    "Raises\n"
+    "------\n"
+    "CommTimeout\n"
+    "    A rank did not appear.\n"
+    "ValueError\n"
+    "    The ranks came with different configs, or CP_ATTN_ISA names no kernel of\n"
+    "    this machine.");
+
+static PyType_Slot context_slots[] = {
+    SLOT_DOC(context_doc),
+    {Py_tp_new, (void *)context_new},
+    {Py_tp_dealloc, (void *)context_dealloc},
+    {Py_tp_traverse, (void *)context_traverse},
+    {Py_tp_clear, (void *)context_clear},
+    {Py_tp_repr, (void *)context_repr},
+    {Py_tp_methods, context_methods},
+    {Py_tp_getset, context_getset},
+    {Py_tp_members, context_members},
+    {0, NULL},
+};
+
+static PyType_Spec context_spec = {
+    .name = "cp_attn.Context",
+    .basicsize = sizeof(ContextObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = context_slots,
+};
+
+PyTypeObject *context_type_create(PyObject *self)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(self, &context_spec, NULL);
+}

@@ -1,0 +1,35 @@
+/* Context: the C core's context as a Python object, and the one way in which calls reach it. */
+#ifndef CP_PY_PY_CONTEXT_H
+#define CP_PY_PY_CONTEXT_H
+
+#include <stdatomic.h>
+
+#include "py_config.h"
+
+typedef struct {
+    PyObject_HEAD struct cp_context *core; /* owned; NULL: closed */
+    PyObject *config;                      /* a ConfigObject */
+    PyObject *weakrefs;
+    PyThreadState *thread; /* of the call that is in the core without the GIL */
+    _Atomic int
+        is_busy; /* a call is under way; acquired in context_enter, released in context_leave */
+    int rank, world;
+} ContextObject;
+
+PyTypeObject *context_type_create(PyObject *self);
+
+/* Begins a method: RuntimeError, -1, when the context is closed or another call is under way. */
+int context_enter(ContextObject *self);
+void context_leave(ContextObject *self);
+
+/* The gate. `error`: what this rank found wrong in its own arguments, taken, or NULL; it goes to all ranks and comes
+ * back as the same object. 0, or -1 with an exception. */
+int context_begin(ContextObject *self, const struct module_state *state,
+                  struct cp_record *record, PyObject *error,
+                  const struct cp_plan **plan);
+int context_execute(ContextObject *self, const struct module_state *state,
+                    const struct cp_view *tensors);
+/* After context_begin, when execute cannot follow: breaks the context with the exception that is set. */
+void context_abandon(ContextObject *self);
+
+#endif

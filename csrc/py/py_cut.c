@@ -1,0 +1,317 @@
+/* The same arguments for both, then two short ends: a shard is a copy of the own rows once the ranks have agreed, a
+ * gather an exchange whose output can only be sized once they have. */
+#include "py_cut.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/plan.h"
+#include "py_args.h"
+#include "py_output.h"
+#include "py_torch.h"
+
+const char context_shard_doc[] =
+    "shard($self, /, x, dim)\n"
+    "--\n\n"
+    "Return this rank's part of a tensor that all ranks hold whole.\n\n"
+    "With q, m = divmod(x.shape[dim], W) the first m ranks get q + 1 rows, the\n"
+    "others q. All ranks must call.\n\n"
+    "Parameters\n"
+    "----------\n"
+    "x : array\n"
+    "    Equal in shape and dtype on all ranks; at most 8 dimensions, any dtype of\n"
+    "    1 to 16 bytes.\n"
+    "dim : int\n"
+    "    Negative numbers count from the end.\n\n"
+    "Returns\n"
+    "-------\n"
+    "array\n"
+    "    A packed copy, of x's type. Its gradient is this slice, in zeros, of x's.\n\n"
+    "Raises\n"
+    "------\n"
+    "TypeError\n"
+    "    x is no array, or of a dtype that is not supported.\n"
+    "ValueError\n"
+    "    dim is not one of x's, or another rank's x or dim differs.";
+
+const char context_gather_doc[] =
+    "gather($self, /, x, dim)\n"
+    "--\n\n"
+    "Return all ranks' parts put together along dim, in the order of the ranks. All\n"
+    "ranks must call.\n\n"
+    "Parameters\n"
+    "----------\n"
+    "x : array\n"
+    "    Equal in dtype and in shape except along dim, where any length will do.\n"
+    "dim : int\n"
+    "    Negative numbers count from the end.\n\n"
+    "Returns\n"
+    "-------\n"
+    "array\n"
+    "    Packed, of x's type. Gradients are those of a result that all ranks use\n"
+    "    alike: x gets its own slice.\n\n"
+    "Raises\n"
+    "------\n"
+    "TypeError\n"
+    "    x is no array, or of a dtype that is not supported.\n"
+    "ValueError\n"
+    "    dim is not one of x's, or another rank's x or dim differs.";
+
+const char context_gather_at_doc[] =
+    "_gather_at($self, /, x, dim)\n"
+    "--\n\n"
+    "Return (gather(x, dim), where x begins in it), without recording for autograd.";
+
+enum { CUT_X, CUT_DIM, CUT_COUNT };
+static const char *const cut_names[CUT_COUNT] = {"x", "dim"};
+
+/* A shard or gather under way. All zero and the first two members: its start. */
+struct cut {
+    ContextObject *context;
+    struct module_state *state;
+    PyObject *values[CUT_COUNT];
+    struct array x;
+    struct output output;
+    int dim;
+    int64_t first; /* gather: where the own rows are in the whole */
+    void *copy;    /* owned: x packed, where its strides do not make three axes */
+    struct cp_view view;
+    struct cp_record record;
+};
+
+static void cut_release(struct cut *cut)
+{
+    output_release(&cut->output);
+    array_release(&cut->x);
+    cp_mem_destroy(&cut->copy);
+}
+
+static int cut_check(struct cut *cut, enum cp_code code)
+{
+    if (code == CP_OK) {
+        return 0;
+    }
+    py_raise(cut->state, code);
+    return -1;
+}
+
+static int read_dim(struct cut *cut)
+{
+    int ndim = cut->x.tensor.ndim;
+    if (!PyLong_Check(cut->values[CUT_DIM]) || PyBool_Check(cut->values[CUT_DIM])) {
+        PyErr_Format(PyExc_TypeError, "dim must be an int, not %s",
+                     Py_TYPE(cut->values[CUT_DIM])->tp_name);
+        return -1;
+    }
+    int overflow = 0;
+    long dim = PyLong_AsLongAndOverflow(cut->values[CUT_DIM], &overflow);
+    if (overflow != 0 || dim < -ndim || dim >= ndim) {
+        char shape[160];
+        PyErr_Format(PyExc_ValueError, "dim=%S, but x has %d dimensions, shape %s",
+                     cut->values[CUT_DIM], ndim,
+                     cp_tensor_print_shape(&cut->x.tensor, shape, sizeof shape));
+        return -1;
+    }
+    cut->dim = (int)(dim < 0 ? dim + ndim : dim);
+    return 0;
+}
+
+/* Three axes around the dimension, over a packed copy where x's own strides do not merge into them. */
+static enum cp_code make_view(struct cut *cut)
+{
+    if (cp_tensor_view_cut(&cut->x.tensor, cut->dim, &cut->view)) {
+        return CP_OK;
+    }
+    struct cp_tensor packed;
+    int64_t bytes =
+        cp_tensor_count(&cut->x.tensor) * cp_dtype_bytes(cut->x.tensor.dtype);
+    CP_TRY(cp_mem_create((size_t)bytes, "a packed copy of x", &cut->copy));
+    CP_TRY(cp_tensor_init_compact(&packed, cut->copy, cut->x.tensor.dtype,
+                                  cut->x.tensor.ndim, cut->x.tensor.shape));
+    cp_tensor_copy(&packed, &cut->x.tensor);
+    if (!cp_tensor_view_cut(&packed, cut->dim, &cut->view)) {
+        return cp_fail(CP_ERR_INTERNAL,
+                       "a packed tensor does not merge into three axes");
+    }
+    return CP_OK;
+}
+
+/* Everything that concerns x and dim, for both operations. */
+static int cut_parse(struct cut *cut)
+{
+    if (array_import(cut->state, cut->values[CUT_X], "x", &cut->x) < 0 ||
+        cut_check(cut, cp_tensor_check_host("x", &cut->x.tensor)) < 0 ||
+        read_dim(cut) < 0) {
+        return -1;
+    }
+    struct cp_call *call = &cut->record.call;
+    call->dtype = (int32_t)cut->x.tensor.dtype;
+    call->ndim = cut->x.tensor.ndim;
+    call->dim = cut->dim;
+    for (int axis = 0; axis < call->ndim; axis++) {
+        call->extent[axis] = axis == cut->dim ? 0 : cut->x.tensor.shape[axis];
+    }
+    cut->record.sizes[CP_SIZE_ROWS] = cut->x.tensor.shape[cut->dim];
+    return cut_check(cut, cp_context_describe(cut->context->core, &cut->record));
+}
+
+static int cut_create_output(struct cut *cut, int64_t rows)
+{
+    int64_t shape[CP_TENSOR_DIMS] = {0};
+    memcpy(shape, cut->x.tensor.shape, sizeof shape);
+    shape[cut->dim] = rows;
+    return output_create(cut->state, &cut->x, cut->x.tensor.dtype, cut->x.tensor.ndim,
+                         shape, &cut->output);
+}
+
+static int shard_run(struct cut *cut, int parsed)
+{
+    struct cp_range rows = {0, 0};
+    if (parsed == 0) {
+        /* Equal on all ranks, so a part of what they compare. */
+        cut->record.call.extent[cut->dim] = cut->x.tensor.shape[cut->dim];
+        rows = cp_share(cut->x.tensor.shape[cut->dim], cut->context->world,
+                        cut->context->rank);
+        parsed = cut_create_output(cut, rows.count);
+    }
+    if (context_begin(cut->context, cut->state, &cut->record,
+                      parsed < 0 ? error_keep() : NULL, NULL) < 0) {
+        return -1;
+    }
+    struct cp_tensor own =
+        cp_tensor_narrow(&cut->x.tensor, cut->dim, rows.first, rows.count);
+    PyThreadState *thread = PyEval_SaveThread();
+    cp_tensor_copy(&cut->output.tensor, &own);
+    PyEval_RestoreThread(thread);
+    return 0;
+}
+
+static int64_t rows_of_all(const struct cp_plan *plan)
+{
+    return plan->cut[plan->world - 1].first + plan->cut[plan->world - 1].count;
+}
+
+static int gather_run(struct cut *cut, int parsed)
+{
+    const struct cp_plan *plan = NULL;
+    if (parsed == 0) {
+        parsed = cut_check(cut, make_view(cut));
+    }
+    if (context_begin(cut->context, cut->state, &cut->record,
+                      parsed < 0 ? error_keep() : NULL, &plan) < 0) {
+        return -1;
+    }
+    struct cp_view tensors[CP_TENSORS];
+    memset(tensors, 0, sizeof tensors);
+    cut->first = plan->cut[cut->context->rank].first;
+    tensors[CP_TENSOR_SHARE] = cut->view;
+    if (cut_create_output(cut, rows_of_all(plan)) < 0) {
+        context_abandon(cut->context);
+        return -1;
+    }
+    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[CP_TENSOR_WHOLE])) {
+        PyErr_SetString(PyExc_SystemError,
+                        "a packed tensor does not merge into three axes");
+        context_abandon(cut->context);
+        return -1;
+    }
+    return context_execute(cut->context, cut->state, tensors);
+}
+
+/* `collected`: -1 where the exception of bad arguments is set. */
+static PyObject *cut_call(struct cut *cut, int collected)
+{
+    PyObject *error = collected < 0 ? error_keep() : NULL;
+    if (context_enter(cut->context) < 0) {
+        Py_XDECREF(error);
+        return NULL;
+    }
+    if (error != NULL) {
+        error_restore(error);
+    }
+    int parsed = collected < 0 ? -1 : cut_parse(cut);
+    int result = cut->record.call.op == CP_OP_GATHER ? gather_run(cut, parsed)
+                                                     : shard_run(cut, parsed);
+    context_leave(cut->context);
+    PyObject *answer =
+        result < 0 ? NULL : output_finish(cut->state, &cut->x, &cut->output);
+    cut_release(cut);
+    return answer;
+}
+
+static int cut_collect(struct cut *cut, const struct arg_names *spec,
+                       PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (args_collect(spec, args, nargs, kwnames, cut->values) < 0) {
+        return -1;
+    }
+    for (int arg = 0; arg < CUT_COUNT; arg++) {
+        if (cut->values[arg] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'",
+                         spec->function, cut_names[arg]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Through autograd, which calls `shard` or `_gather_at` without recording. */
+static PyObject *cut_recorded(const struct cut *cut)
+{
+    const struct module_names *names = &cut->state->names;
+    PyObject *function = torch_function(
+        cut->record.call.op == CP_OP_GATHER ? names->gather : names->shard);
+    PyObject *answer = NULL;
+    if (function != NULL) {
+        answer = PyObject_CallFunctionObjArgs(function, (PyObject *)cut->context,
+                                              cut->values[CUT_X], cut->values[CUT_DIM],
+                                              NULL);
+        Py_DECREF(function);
+    }
+    return answer;
+}
+
+static struct cut cut_start(ContextObject *context, enum cp_op op)
+{
+    struct cut cut;
+    memset(&cut, 0, sizeof cut);
+    cut.context = context;
+    cut.state = type_state_of((PyObject *)context);
+    cut.record.call.op = (int32_t)op;
+    return cut;
+}
+
+static PyObject *cut_method(ContextObject *self, enum cp_op op,
+                            const struct arg_names *spec, PyObject *const *args,
+                            Py_ssize_t nargs, PyObject *kwnames)
+{
+    struct cut cut = cut_start(self, op);
+    int collected = cut_collect(&cut, spec, args, nargs, kwnames);
+    int needs_grad =
+        collected == 0 ? torch_needs_grad(cut.state, &cut.values[CUT_X], 1) : 0;
+    return needs_grad > 0 ? cut_recorded(&cut)
+                          : cut_call(&cut, needs_grad < 0 ? -1 : collected);
+}
+
+PyObject *context_shard(ContextObject *self, PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *kwnames)
+{
+    static const struct arg_names spec = {"shard", cut_names, CUT_COUNT, CUT_COUNT};
+    return cut_method(self, CP_OP_SHARD, &spec, args, nargs, kwnames);
+}
+
+PyObject *context_gather(ContextObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames)
+{
+    static const struct arg_names spec = {"gather", cut_names, CUT_COUNT, CUT_COUNT};
+    return cut_method(self, CP_OP_GATHER, &spec, args, nargs, kwnames);
+}
+
+PyObject *context_gather_at(ContextObject *self, PyObject *const *args,
+                            Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const struct arg_names spec = {"gather", cut_names, CUT_COUNT, CUT_COUNT};
+    struct cut cut = cut_start(self, CP_OP_GATHER);
+    PyObject *whole = cut_call(&cut, cut_collect(&cut, &spec, args, nargs, kwnames));
+    return whole == NULL ? NULL : Py_BuildValue("(NL)", whole, (long long)cut.first);
+}

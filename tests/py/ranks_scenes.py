@@ -1,0 +1,516 @@
+"""One rank: scenes of enabling, splitting and disabling, one after the other. Prints a JSON line for each."""
+
+import contextlib
+import inspect
+import os
+import sys
+import traceback
+import warnings
+from types import SimpleNamespace
+
+import torch
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
+from diffusers.models.attention_dispatch import attention_backend
+from launch import say
+from tiny_models import make
+from torch import nn
+from toy_model import Local, Processor, Toy
+
+import cp_attn
+from cp_attn import ContextParallelInput as In
+from cp_attn import ContextParallelOutput as Out
+from cp_attn.models.outputs import elements
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LAST = WORLD - 1
+PLAN = {"": {"hidden": In(1, 3)}, "head": Out(1, 3)}
+ANY = dict(ring_degree=WORLD, ring_anything=True)
+
+
+def config(**fields):
+    return cp_attn.ContextParallelConfig(**fields or dict(ring_degree=WORLD), timeout=30.0)
+
+
+def rows(count, first=0):
+    """Return (1, count, 4) with values 1, 2, 4, ... that no two sums share."""
+    return 2.0 ** torch.arange(first, first + count)[None, :, None].expand(1, count, 4)
+
+
+@contextlib.contextmanager
+def enabled(model, plan=PLAN, **fields):
+    cp_attn.enable_parallelism(model, config(**fields), cp_plan=plan)
+    try:
+        yield model
+    finally:
+        cp_attn.disable_parallelism(model)
+
+
+def raises(kind, *words):
+    """Expect an error whose text has all these words."""
+
+    @contextlib.contextmanager
+    def expect():
+        try:
+            yield
+        except kind as e:
+            assert all(w in str(e) for w in words), f"{words} not all in: {e}"
+        else:
+            raise AssertionError(f"no {kind.__name__} with {words}")
+
+    return expect()
+
+
+def check(model, *args, **kwargs):
+    """Compare with the same class that was never enabled."""
+    alone = Toy()(*args, **kwargs)
+    out = model(*args, **kwargs)
+    assert type(out) is type(alone)
+    for x, y in zip(elements(out), elements(alone), strict=True):
+        if torch.is_tensor(y):
+            torch.testing.assert_close(x, y)
+        else:
+            assert x == y
+    return out
+
+
+def state(model):
+    """Return all that enabling may change."""
+    return (
+        {n: (dict(m._forward_pre_hooks), dict(m._forward_hooks), dict(vars(m))) for n, m in model.named_modules()},
+        [dict(vars(m.processor)) for m in model.modules() if hasattr(m, "processor")],
+        inspect.signature(model.forward),
+        dict(Registry._backends),
+        dict(Registry._supported_arg_names),
+        set(Registry._supports_context_parallel),
+    )
+
+
+def mean_probe():
+    with enabled(Toy()) as model:
+        out = check(model, rows(4 * WORLD))
+    torch.testing.assert_close(out[0, :, 0], torch.full((4 * WORLD,), (2.0 ** (4 * WORLD) - 1) / (4 * WORLD)))
+
+
+def uneven_mean_probe():
+    with enabled(Toy(), **ANY) as model:
+        for length in (WORLD, WORLD + 1, 4 * WORLD - 1):
+            check(model, rows(length))
+
+
+def wrapped_forward():
+    """A logging wrapper around forward, put there before and after."""
+    for is_before in (True, False):
+        model, calls = Toy(), []
+
+        def wrap(model=model, calls=calls):
+            forward = model.forward
+
+            def logging(*args, **kwargs):
+                calls.append(1)
+                return forward(*args, **kwargs)
+
+            model.forward = logging
+
+        if is_before:
+            wrap()
+        with enabled(model):
+            if not is_before:
+                wrap()
+            check(model, rows(2 * WORLD))
+        assert calls == [1]
+
+
+def no_dispatcher():
+    with raises(ValueError, "Local", "dispatcher"):
+        cp_attn.enable_parallelism(Local(), config(), cp_plan={"": {"hidden": In(1)}})
+    model = Toy()
+    model.attention.processor = nn.Identity()  # a module that diffusers would not know as attention
+    with raises(ValueError, "no attention"):
+        cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+
+
+def dispatcher_without_config():
+    """The processor has the attribute, but does not pass it on."""
+    with enabled(Toy(parallel_config=None)) as model, raises(RuntimeError, "Toy", "_parallel_config"):
+        model(rows(2 * WORLD))
+
+
+class Skip(nn.Module):
+    """What a cache does: it answers without attention."""
+
+    def forward(self, hidden, keys, angles):
+        return hidden
+
+
+def forward_without_attention():
+    with enabled(Toy()) as model:
+        model.attention = Skip()
+        torch.testing.assert_close(model(rows(2 * WORLD)), rows(2 * WORLD))
+
+
+def replicated_keys():
+    with enabled(Toy()) as model:
+        check(model, rows(2 * WORLD), keys=rows(3))
+
+
+def mixed_keys():
+    """Whole keys joined to split ones would count once per rank."""
+    with enabled(Toy()) as model, raises(ValueError, "'hidden'", "'parts'", "7 rows", "whole"):
+        model(rows(2 * WORLD), parts=rows(7))
+
+
+def positions():
+    """Angles from a table that is cut like the rows."""
+    tables = {0: In(0, 2, True), 1: In(0, 2, True)}
+    plan = {"positions": tables, "attention": {"hidden": In(1, 3)}, "head": Out(1, 3)}
+    with enabled(Toy(), plan) as model:
+        check(model, rows(2 * WORLD), turn=True)
+
+
+def output_types():
+    for kind in ("tensor", "tuple", "list", "dict", "record"):
+        with enabled(Toy()) as model:
+            check(model, rows(2 * WORLD), kind=kind)
+    plan = PLAN | {"head": [Out(1, 3), Out(1, 3)]}
+    with enabled(Toy(), plan) as model:
+        check(model, rows(2 * WORLD), kind="list")  # the second output is None
+        with raises(ValueError, "output 1", "'head'", "str"):
+            model(rows(2 * WORLD), kind="tuple")
+        with raises(ValueError, "output 1", "'head'", "returned 1"):
+            model(rows(2 * WORLD))
+
+
+def lists():
+    plan = PLAN | {"": {"hidden": In(1, 3), "parts": [In(1, 3), In(1), None]}}
+    with enabled(Toy(), plan, **ANY) as model:
+        for parts in ([rows(5), rows(4), "note"], (rows(5), rows(4), None)):
+            check(model, rows(6), parts=parts)
+        with raises(ValueError, "'parts'", "2 elements", "3"):
+            model(rows(6), parts=[rows(5), rows(4)])
+        with raises(ValueError, "'parts'", "tensor", "list of 3"):
+            model(rows(6), parts=rows(5))
+    with enabled(Toy(), PLAN | {"": {"hidden": In(1, 3), "parts": In(1, 3)}}, **ANY) as model:
+        check(model, rows(6), parts=[rows(5), rows(4)])
+        with raises(ValueError, "'parts'", "str"):
+            model(rows(6), parts="x")
+
+
+def streams_are_cut_one_by_one():
+    plan = PLAN | {"": {"hidden": In(1, 3), "parts": In(1, 3)}}
+    seen = []
+    with enabled(Toy(), plan, **ANY) as model:
+        model.attention.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+        check(model, rows(6), parts=[rows(5)])
+    assert seen == [len(torch.arange(5).tensor_split(WORLD)[RANK]) + len(torch.arange(6).tensor_split(WORLD)[RANK])]
+
+
+def omitted_parameter():
+    plan = PLAN | {"": {"hidden": In(1, 3), "bias": In(1, 3)}}
+    with enabled(Toy(), plan) as model:
+        for _ in range(2):
+            check(model, rows(2 * WORLD))
+            check(model, rows(2 * WORLD), None, None, None)
+        check(model, rows(2 * WORLD), None, None, rows(2 * WORLD))
+        check(model, hidden=rows(2 * WORLD), bias=rows(2 * WORLD))
+
+
+def other_number_of_dims():
+    plan = PLAN | {"": {"hidden": In(1, 3), "bias": In(1, 3)}}
+    with enabled(Toy(), plan) as model, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            check(model, rows(2 * WORLD), bias=torch.ones(1, 4))
+    texts = [str(w.message) for w in caught if "cp_attn" in str(w.message)]
+    assert len(texts) == 1 and all(w in texts[0] for w in ("'bias'", "Toy", "2 dims", "expects 3")), texts
+
+
+def lengths():
+    for fields, flag in ((dict(ring_degree=WORLD), "ring_anything"), (dict(ulysses_degree=WORLD), "ulysses_anything")):
+        with enabled(Toy(heads=WORLD), {"": {"hidden": In(1, 3)}}, **fields) as model:
+            with raises(ValueError, "'hidden'", "Toy", "dim 1", f"{2 * WORLD + 1} rows", f"{WORLD} ranks", flag):
+                model(torch.ones(1, 2 * WORLD + 1, 4 * WORLD))
+    with enabled(Toy(), **ANY) as model:
+        with raises(ValueError, "'hidden'", f"{WORLD - 1} rows", f"{WORLD} ranks"):
+            model(rows(WORLD - 1))
+        check(model, rows(WORLD))  # the context is still good
+
+
+def bad_plans():
+    """What is wrong on every rank: the model stays as it was."""
+    model = Toy()
+    before = state(model)
+    for plan, word in (
+        (PLAN | {"tail": Out(1)}, "'tail'"),
+        (PLAN | {"": {"hiden": In(1)}}, "'hiden'"),
+        ({"": {0: In(1)}}, "split_output"),
+        ({}, "empty"),
+        (None, "_cp_plan"),
+    ):
+        with raises(ValueError, word):
+            cp_attn.enable_parallelism(model, config(), cp_plan=plan)
+        assert state(model) == before
+        torch.testing.assert_close(model(rows(3)), Toy()(rows(3)))
+    with raises(TypeError, "SimpleNamespace", "module"):
+        cp_attn.enable_parallelism(SimpleNamespace(), config(), cp_plan=PLAN)
+
+
+def bad_plan_on_one_rank():
+    model = Toy()
+    before = state(model)
+    plan = PLAN | {"tail": Out(1)} if RANK == LAST else PLAN
+    with raises(ValueError, "'tail'", *([f"rank {LAST}"] if RANK != LAST else [])):
+        cp_attn.enable_parallelism(model, config(), cp_plan=plan)
+    assert state(model) == before
+    check(model, rows(3))
+
+
+def other_plan_on_one_rank():
+    model = Toy()
+    before = state(model)
+    plan = {"": {"hidden": In(1)}, "head": Out(1, 3)} if RANK == LAST else PLAN
+    with raises(ValueError, f"rank {LAST}"):
+        cp_attn.enable_parallelism(model, config(), cp_plan=plan)
+    assert state(model) == before
+
+
+def error_in_one_forward():
+    """A check that fails on one rank raises on all, and the context is still good."""
+    with enabled(Toy()) as model:
+        with raises(ValueError, "'hidden'", *([f"rank {LAST}"] if RANK != LAST else [])):
+            model(rows(2 * WORLD + (RANK == LAST)))
+        check(model, rows(2 * WORLD))
+
+
+def twice():
+    model = Toy()
+    before = state(model)
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    between, context = state(model), model._parallel_config.context
+    cp_attn.enable_parallelism(model, config(), cp_plan=dict(PLAN))
+    assert state(model) == between and not context.closed
+    cp_attn.enable_parallelism(model, config(**ANY), cp_plan=PLAN)
+    assert context.closed
+    check(model, rows(2 * WORLD + 1))
+    with raises(ValueError, "'tail'"):
+        cp_attn.enable_parallelism(model, config(), cp_plan=PLAN | {"tail": Out(1)})
+    check(model, rows(2 * WORLD + 1))  # still enabled as before
+    cp_attn.disable_parallelism(model)
+    assert state(model) == before
+    cp_attn.disable_parallelism(model)
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    check(model, rows(2 * WORLD))
+    cp_attn.disable_parallelism(model)
+    assert state(model) == before
+
+
+def two_models():
+    """Each model has its own context; the way into the dispatcher stays open while one of them is enabled."""
+    before = dict(Registry._backends)
+    with enabled(Toy()) as first:
+        with enabled(Toy()) as second:
+            check(first, rows(2 * WORLD))
+            check(second, rows(4 * WORLD))
+            check(Toy(), rows(3))  # a third one, alone
+        check(first, rows(2 * WORLD))
+    assert dict(Registry._backends) == before
+
+
+def registry_is_restored():
+    model, inputs = make("wan")
+    before, processors = state(model), dict(model.attn_processors)
+    with enabled(model, None):
+        model(**inputs)
+    after = state(model)
+    assert after == before and dict(model.attn_processors) == processors
+    assert all(Registry._supported_arg_names[k] is v for k, v in before[4].items())
+
+
+def shared_processor():
+    model, inputs = make("flux")
+    alone = model(**inputs).sample
+    processor = next(iter(model.attn_processors.values()))
+    model.set_attn_processor(processor)
+    processor._parallel_config = None  # an attribute of its own
+    with enabled(model, None):
+        torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+    assert vars(processor) == {"_parallel_config": None}
+
+
+def replaced_processors():
+    model, inputs = make("flux")
+    alone, old = model(**inputs).sample, dict(model.attn_processors)
+    with enabled(model, None):
+        model.set_attn_processor({name: type(p)() for name, p in old.items()})
+        torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+        assert all(p._parallel_config is None for p in old.values())
+    assert all(p._parallel_config is None for p in model.attn_processors.values())
+    toy = Toy()
+    with enabled(toy):
+        toy.attention.processor = lambda *args: args[0]
+        with raises(ValueError, "'attention'", "Toy", "function"):
+            toy(rows(2 * WORLD))
+        toy.attention.processor = Processor()
+        check(toy, rows(2 * WORLD))
+
+
+def backends():
+    model, inputs = make("flux")
+    compatible = ("native", "_native_math", "_native_flash")
+    alone = model(**inputs).sample
+    active = Registry.get_active_backend()[0]
+    model.set_attention_backend("_native_efficient")
+    with raises(ValueError, "transformer_blocks.0.attn", "_native_efficient", *compatible):
+        cp_attn.enable_parallelism(model, config())
+    model.set_attention_backend("native")
+    cp_attn.enable_parallelism(model, config())
+    for name in compatible:
+        model.set_attention_backend(name)
+        torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+    for name in ("_native_efficient", "_native_cudnn", "flex"):
+        with raises(ValueError, name, *compatible):
+            model.set_attention_backend(name)
+    model.reset_attention_backend()
+    with attention_backend("_native_efficient"), raises(ValueError, "_native_efficient", *compatible):
+        model(**inputs)
+    next(iter(model.attn_processors.values()))._attention_backend = "flex"
+    with raises(ValueError, "transformer_blocks.0.attn", "flex"):
+        model(**inputs)
+    cp_attn.disable_parallelism(model)
+    Registry.set_active_backend(active)
+
+
+def heads():
+    model = Toy(heads=2 * WORLD + 1)
+    with raises(ValueError, "'attention'", f"{2 * WORLD + 1} heads", f"ulysses_degree {WORLD}", "ulysses_anything"):
+        cp_attn.enable_parallelism(model, config(ulysses_degree=WORLD), cp_plan=PLAN)
+    with enabled(model, ulysses_degree=WORLD, ulysses_anything=True):
+        hidden = torch.rand(1, 2 * WORLD, 2 * WORLD + 1, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(model(hidden), Toy(heads=2 * WORLD + 1)(hidden))
+
+
+def dropout():
+    with enabled(Toy(dropout_p=0.5)) as model, raises(ValueError, "dropout_p"):
+        model(rows(2 * WORLD))
+
+
+def config_of_diffusers():
+    from diffusers import ContextParallelConfig, ParallelConfig
+    from diffusers.models._modeling_parallel import TensorParallelConfig
+
+    theirs = ContextParallelConfig(ring_degree=WORLD)
+    for given in (theirs, ParallelConfig(context_parallel_config=theirs)):
+        model = Toy()
+        cp_attn.enable_parallelism(model, given, cp_plan=PLAN)
+        check(model, rows(2 * WORLD))
+        assert model._parallel_config.config.rotate_method == "auto"
+        cp_attn.disable_parallelism(model)
+    with raises(ValueError, "tensor-parallel"):
+        cp_attn.enable_parallelism(Toy(), ParallelConfig(tensor_parallel_config=TensorParallelConfig(WORLD)))
+    with raises(ValueError, "tensor-parallel"):
+        cp_attn.enable_parallelism(Toy(), TensorParallelConfig(WORLD))
+    with raises(TypeError, "dict"):
+        cp_attn.enable_parallelism(Toy(), {"ring_degree": WORLD})
+
+
+def own_parallelism_of_diffusers():
+    model, _ = make("flux")
+    model._parallel_config = object()
+    with raises(RuntimeError, "diffusers", "FluxTransformer2DModel"):
+        cp_attn.enable_parallelism(model, config())
+
+
+def replaced_modules():
+    """A module that takes the place of a planned one gets its hooks."""
+    with enabled(Toy()) as model:
+        old = model.head
+        model.head = type(old)()
+        check(model, rows(2 * WORLD))
+        assert not old._forward_hooks and model.head._forward_hooks
+
+
+def lora():
+    """Adapters put in before and after: the gather at proj_out must come after the adapter's part."""
+    from peft import LoraConfig
+
+    def adapted(model):
+        torch.manual_seed(8)
+        model.add_adapter(LoraConfig(r=4, target_modules=["to_q", "proj_out"], init_lora_weights=False))
+        return model
+
+    model, inputs = make("flux")
+    plain = model(**inputs).sample
+    expected = adapted(model)(**inputs).sample
+    with enabled(model, None):
+        torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
+    model, _ = make("flux")
+    with enabled(model, None):
+        model(**inputs)
+        torch.testing.assert_close(adapted(model)(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
+        model.delete_adapters("default")
+        torch.testing.assert_close(model(**inputs).sample, plain, atol=1e-5, rtol=1e-5)
+    assert model(**inputs).sample.equal(plain)
+
+
+def offload():
+    """Parameters that are on the meta device between the layers' forwards, in both orders."""
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    for is_before in (True, False):
+        model, inputs = make("flux")
+        alone = model(**inputs).sample
+        if is_before:
+            cpu_offload(model, execution_device="cpu")
+        with enabled(model, None):
+            if not is_before:
+                cpu_offload(model, execution_device="cpu")
+            torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+        remove_hook_from_submodules(model)
+        assert model(**inputs).sample.equal(alone)
+
+
+def closed_context():
+    model = Toy()
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    model._parallel_config.context.close()
+    with raises(RuntimeError, "closed"):
+        model(rows(2 * WORLD))
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    check(model, rows(2 * WORLD))
+    cp_attn.disable_parallelism(model)
+
+
+def controlnet_residuals():
+    model, inputs = make("flux", uneven=True)
+    generator = torch.Generator().manual_seed(9)
+    residuals = [torch.randn(2, 15, 64, generator=generator) for _ in range(2)]
+    inputs = inputs | dict(controlnet_block_samples=residuals, controlnet_single_block_samples=tuple(residuals))
+    alone = model(**inputs).sample
+    with enabled(model, None, **ANY):
+        torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+
+
+def refused_arguments():
+    model, inputs = make("flux")
+    with enabled(model, None), raises(NotImplementedError, "attention_mask"):
+        model(**inputs, joint_attention_kwargs={"attention_mask": torch.ones(2, 24, dtype=torch.bool)})
+    model, inputs = make("flux2")
+    with enabled(model, None), raises(NotImplementedError, "kv_cache_mode"):
+        model(**inputs, kv_cache_mode="cached")
+
+
+def backward_says_no():
+    model, inputs = make("flux")
+    with torch.enable_grad(), enabled(model, None), raises(NotImplementedError, "not implemented"):
+        model(**inputs).sample.sum().backward()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    for name in sys.argv[1:]:
+        try:
+            globals()[name]()
+            say(scene=name, error=None)
+        except Exception:
+            say(scene=name, error=traceback.format_exc()[-2500:])

@@ -1,0 +1,87 @@
+"""The wrapping of diffusers' backends, without ranks."""
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+from diffusers.models import attention_dispatch  # noqa: E402
+
+from cp_attn.models import dispatch  # noqa: E402
+
+Registry = attention_dispatch._AttentionBackendRegistry
+
+
+class Mark(dispatch.Marker):
+    def attend(self, arguments):
+        return sorted(arguments)
+
+
+@pytest.fixture
+def installed():
+    before = dict(Registry._backends), dict(Registry._supported_arg_names), set(Registry._supports_context_parallel)
+    dispatch.install()
+    yield
+    dispatch.uninstall()
+    assert (Registry._backends, Registry._supported_arg_names, Registry._supports_context_parallel) == before
+
+
+def small_backend(query, key, value, scale=None):
+    return query, key, value, scale
+
+
+def call(parallel_config, backend, **more):
+    return attention_dispatch.dispatch_attention_fn(1, 2, 3, backend=backend, parallel_config=parallel_config, **more)
+
+
+def test_every_argument_arrives(installed):
+    for backend in Registry.list_backends():
+        seen = call(Mark(), backend, attn_mask=4, is_causal=True, enable_gqa=True)
+        assert {"query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"} <= set(seen)
+
+
+def test_other_calls_go_on_as_before(monkeypatch):
+    backend = attention_dispatch.AttentionBackendName.XFORMERS
+    monkeypatch.setitem(Registry._backends, backend, small_backend)
+    monkeypatch.setitem(Registry._supported_arg_names, backend, {"query", "key", "value", "scale"})
+    dispatch.install()
+    try:
+        assert call(None, backend, scale=0.5, is_causal=True) == (1, 2, 3, 0.5)
+    finally:
+        dispatch.uninstall()
+    assert Registry._backends[backend] is small_backend
+
+
+def test_a_backend_registered_later(monkeypatch):
+    backend = attention_dispatch.AttentionBackendName.XFORMERS
+    for table in (Registry._backends, Registry._supported_arg_names, Registry._constraints):
+        monkeypatch.setitem(table, backend, table[backend])  # put back afterwards
+    dispatch.install()
+    try:
+        Registry.register(backend)(small_backend)
+        dispatch.refresh()
+        assert "key" in call(Mark(), backend) and call(None, backend) == (1, 2, 3, None)
+    finally:
+        dispatch.uninstall()
+    assert Registry._backends[backend] is small_backend
+
+
+def test_arguments_without_a_place():
+    dispatch.check({"query": 1, "dropout_p": 0.0, "window_size": None})
+    for name in ("dropout_p", "window_size"):
+        with pytest.raises(ValueError, match=name):
+            dispatch.check({"query": 1, name: 0.5})
+
+
+def test_two_models_one_wrapping(installed):
+    wrapped = dict(Registry._backends)
+    dispatch.install()
+    assert Registry._backends == wrapped
+    dispatch.uninstall()
+    assert Registry._backends == wrapped
+
+
+def test_another_build_of_diffusers(monkeypatch):
+    dispatch.registry.cache_clear()
+    monkeypatch.delattr(Registry, "_supported_arg_names")
+    with pytest.raises(RuntimeError, match="diffusers .* lacks _supported_arg_names"):
+        dispatch.registry()

@@ -1,0 +1,383 @@
+"""Every error: its class, its words, on every rank, and what can be done afterwards."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from launch import clean_environ, launch, say
+from thread_ranks import Ranks
+
+import cp_attn
+from cp_attn import _C
+
+
+def x(B=1, s=4, H=6, D=8, dtype="float32"):
+    return np.ones((B, s, H, D), dtype)
+
+
+@pytest.fixture(params=["ring", "ulysses"])
+def ranks(request):
+    with Ranks(2, **{f"{request.param}_degree": 2}) as ranks:
+        yield ranks
+        # Whatever a test has provoked: the context is as good as new.
+        assert all((out == 1).all() for out in ranks.attention([x()] * 2, [x()] * 2, [x()] * 2))
+
+
+def refused(ranks, call, error, *words, odd=None):
+    """Call on both ranks; each raises exactly `error` with these words, those but `odd` with its number."""
+    for rank, caught in enumerate(ranks.errors(call)):
+        assert type(caught) is error, f"rank {rank}: {caught!r}"
+        assert all(word in str(caught) for word in words), f"rank {rank}: {caught}"
+        if odd is not None and rank != odd:
+            assert f"rank {odd}" in str(caught), f"rank {rank}: {caught}"
+
+
+# --- what is wrong with a call, whoever makes it ---
+
+CALLS = [
+    (lambda: (x()[0], x(), x()), {}, ValueError, ["q has 3 dimensions", "(4, 6, 8)", "4"]),
+    (lambda: (x(), x()[..., None], x()), {}, ValueError, ["k has 5 dimensions", "4"]),
+    (lambda: (x(), x(), np.float32(3)), {}, TypeError, ["v must be an array"]),
+    (lambda: (x(dtype="int32"),) * 3, {}, TypeError, ["int32", "float32", "bfloat16"]),
+    (lambda: (x(dtype="complex64"),) * 3, {}, TypeError, ["complex64"]),
+    (lambda: (x(), x(dtype="float64"), x()), {}, TypeError, ["k has dtype float64", "float32"]),
+    (lambda: (x(), x(), x(dtype="float16")), {}, TypeError, ["v has dtype float16", "float32"]),
+    (lambda: (x(B=2), x(), x()), {}, ValueError, ["batch", "2", "1"]),
+    (lambda: (x(), x(), x(B=3)), {}, ValueError, ["batch", "1", "3"]),
+    (lambda: (x(), x(s=3), x()), {}, ValueError, ["sequence lengths of k and v", "3", "4"]),
+    (lambda: (x(), x(H=3), x(H=2)), {"enable_gqa": True}, ValueError, ["heads of k and v", "3", "2"]),
+    (lambda: (x(D=4), x(), x()), {}, ValueError, ["head dims of q and k", "4", "8"]),
+    (lambda: (x(), x(H=2), x(H=2)), {}, ValueError, ["6", "2", "enable_gqa"]),
+    (lambda: (x(), x(H=4), x(H=4)), {"enable_gqa": True}, ValueError, ["6", "4", "divided"]),
+    (lambda: (x(D=0),) * 3, {}, ValueError, ["at least 1"]),
+    (lambda: (x(H=0),) * 3, {}, ValueError, ["at least 1"]),
+    (lambda: (x(),) * 3, {"scale": float("nan")}, ValueError, ["scale", "nan", "finite"]),
+    (lambda: (x(),) * 3, {"scale": -float("inf")}, ValueError, ["scale", "-inf"]),
+    (lambda: (x(),) * 3, {"scale": "0.5"}, TypeError, ["scale", "str"]),
+    (lambda: (x(),) * 3, {"dropout_p": 0.1}, ValueError, ["dropout_p", "0.1"]),
+    (lambda: (x(),) * 3, {"kv": "whole"}, ValueError, ["kv='whole'", "'sharded'", "'replicated'"]),
+    (lambda: (x(),) * 3, {"kv": None}, ValueError, ["kv=None"]),
+    (lambda: (x(),) * 3, {"is_causal": np.ones(3)}, ValueError, ["ambiguous"]),
+    (lambda: (x(),) * 3, {"seq_lens": (4, 4, 4)}, ValueError, ["seq_lens", "3 lengths", "2 ranks"]),
+    (lambda: (x(),) * 3, {"seq_lens": 4}, TypeError, ["seq_lens"]),
+    (lambda: (x(),) * 3, {"seq_lens": (4, "4")}, TypeError, ["str"]),
+    (lambda: (x(),) * 3, {"kv_lens": (4, 4)}, ValueError, ["kv_lens", "seq_lens"]),
+    (lambda: (x(), x(s=2), x(s=2)), {"seq_lens": (4, 4), "kv_lens": (4, 4)}, ValueError, ["kv_lens", "length is 2"]),
+    (lambda: (x(),) * 3, {"attn_mask": "mask"}, TypeError, ["attn_mask", "str"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((1, 8), np.int64)}, TypeError, ["attn_mask", "int64", "bool"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((1, 8))}, TypeError, ["attn_mask", "float64", "float32"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((4, 8), bool)}, ValueError, ["attn_mask", "batch axis is 4"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((1, 2, 1, 8), bool)}, ValueError, ["attn_mask", "head axis is 2", "6"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((), bool)}, ValueError, ["attn_mask", "0 dimensions"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((1, 3), bool)}, ValueError, ["attn_mask", "3"]),
+    (lambda: (x(),) * 3, {"attn_mask": np.ones((1, 1, 3, 8), bool)}, ValueError, ["attn_mask", "3"]),
+    (lambda: (x(),) * 3, {"mask": None}, TypeError, ["unexpected keyword argument 'mask'"]),
+    (lambda: (x(),) * 3, {"q": x()}, TypeError, ["multiple values for argument 'q'"]),
+]
+
+
+@pytest.mark.parametrize("make,keywords,error,words", CALLS)
+def test_wrong_on_all_ranks(ranks, make, keywords, error, words):
+    refused(ranks, lambda r: cp_attn.attention(*make(), ranks.contexts[r], **keywords), error, *words)
+
+
+@pytest.mark.parametrize("make,keywords,error,words", CALLS[:-4] + CALLS[-2:])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_on_one_rank(ranks, make, keywords, error, words, odd):
+    """The rank's own exception keeps its words; the others hear of it, whatever they asked for."""
+
+    def call(r):
+        if r == odd:
+            return cp_attn.attention(*make(), ranks.contexts[r], **keywords)
+        return cp_attn.attention(x(), x(), x(), ranks.contexts[r])
+
+    refused(ranks, call, error, *words, odd=odd)
+
+
+@pytest.mark.parametrize("keywords", [{"is_causal": True}, {"scale": 0.5}, {"return_lse": True}, {"kv": "replicated"}])
+def test_calls_that_differ(ranks, keywords):
+    refused(ranks, lambda r: cp_attn.attention(x(), x(), x(), ranks.contexts[r], **(keywords if r else {})), ValueError, "rank 1")
+
+
+def test_dtypes_that_differ(ranks):
+    dtypes = "float32", "float16"
+    refused(ranks, lambda r: cp_attn.attention(*[x(dtype=dtypes[r])] * 3, ranks.contexts[r]), TypeError, *dtypes, "rank 1")
+
+
+def test_operations_that_differ(ranks):
+    def call(r):
+        return ranks.contexts[r].gather(x(), 1) if r else cp_attn.attention(x(), x(), x(), ranks.contexts[r])
+
+    refused(ranks, call, ValueError, "gather", "attention", "rank 1")
+
+
+def test_uneven_lengths_name_the_way_out(ranks):
+    flag = "ring_anything" if ranks.config.ring_degree > 1 else "ulysses_anything"
+    refused(ranks, lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, ranks.contexts[r]), ValueError, "4", "5", flag)
+
+
+def test_promised_lengths(ranks):
+    with Ranks(2, ring_degree=2, ring_anything=True) as any_length:
+        refused(any_length, lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=(4, 4 + r)), ValueError, "rank")
+        calls = any_length.errors(lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=np.array([4, 5])))
+        assert calls == [None, None]
+
+
+@pytest.mark.parametrize("method", ["shard", "gather"])
+@pytest.mark.parametrize(
+    "arguments,error,words",
+    [
+        (lambda: (x(), 4), ValueError, ["dim=4", "4 dimensions", "(1, 4, 6, 8)"]),
+        (lambda: (x(), -5), ValueError, ["dim=-5"]),
+        (lambda: (x(), 2**70), ValueError, ["dim="]),
+        (lambda: (x(), 1.0), TypeError, ["dim", "float"]),
+        (lambda: (x(), True), TypeError, ["dim", "bool"]),
+        (lambda: (np.float32(1).reshape(()), 0), ValueError, ["0 dimensions"]),
+        (lambda: ("x", 0), TypeError, ["x must be an array", "str"]),
+        (lambda: (x(),), TypeError, ["dim"]),
+        (lambda: (x(), 1, 2), TypeError, ["positional"]),
+        (lambda: (np.zeros((2, 2), "U3"), 0), TypeError, ["<U3"]),
+        (lambda: (np.zeros((1,) * 9), 0), ValueError, ["9 dimensions", "8"]),
+    ],
+)
+def test_cuts(ranks, method, arguments, error, words):
+    refused(ranks, lambda r: getattr(ranks.contexts[r], method)(*arguments()), error, *words)
+    for odd in (0, 1):
+        refused(ranks, lambda r, odd=odd: getattr(ranks.contexts[r], method)(*(arguments() if r == odd else (x(), 0))), error, odd=odd)
+
+
+@pytest.mark.parametrize("method", ["shard", "gather"])
+def test_cuts_that_differ(ranks, method):
+    pairs = [((x(), 0), (x(), 1)), ((x(), 0), (x(dtype="float64"), 0)), ((x(), 0), (x(D=7), 0)), ((x(), 0), (x()[0], 0))]
+    for calls in pairs + ([((x(), 1), (x(s=5), 1))] if method == "shard" else []):
+        error = TypeError if calls[0][0].dtype != calls[1][0].dtype else ValueError
+        refused(ranks, lambda r, calls=calls: getattr(ranks.contexts[r], method)(*calls[r]), error, "rank 1")
+
+
+# --- agree ---
+
+
+def test_agree(ranks):
+    assert ranks.run(lambda r: ranks.contexts[r].agree()) == [None, None]
+    assert ranks.run(lambda r: ranks.contexts[r].agree(None, "the same")) == [None, None]
+    refused(ranks, lambda r: ranks.contexts[r].agree(text=f"text {r}"), ValueError, "rank 1")
+    refused(ranks, lambda r: ranks.contexts[r].agree(text=r), TypeError, "text", "int")
+    refused(ranks, lambda r: ranks.contexts[r].agree("error"), TypeError, "error", "str")
+
+
+@pytest.mark.parametrize(
+    "error,others",
+    [
+        (ValueError("bad plan"), ValueError),
+        (KeyError("bad plan"), RuntimeError),
+        (NotImplementedError("bad plan"), _C.NotSupported),
+        (MemoryError("bad plan"), MemoryError),
+        (_C.NotSupported("bad plan"), _C.NotSupported),
+        (KeyboardInterrupt("bad plan"), RuntimeError),
+    ],
+)
+def test_an_error_keeps_its_identity(ranks, error, others):
+    caught = ranks.errors(lambda r: ranks.contexts[r].agree(error if r else None))
+    assert caught[1] is error
+    assert type(caught[0]) is others and "rank 1" in str(caught[0]) and "bad plan" in str(caught[0])
+    both = ranks.errors(lambda r: ranks.contexts[r].agree(ValueError(f"of {r}")))
+    assert [str(e) for e in both] == ["of 0", "rank 0: of 0"]
+
+
+def test_long_and_odd_texts(ranks):
+    for text in ("ü" * 600, "\ud800", "%s%n"):
+        caught = ranks.errors(lambda r, text=text: ranks.contexts[r].agree(ValueError(text) if r else None))
+        assert [type(e) for e in caught] == [ValueError, ValueError]
+
+
+# --- classes ---
+
+
+def test_classes():
+    assert issubclass(cp_attn.CommTimeout, (cp_attn.CommError)) and issubclass(cp_attn.CommTimeout, TimeoutError)
+    assert issubclass(_C.NotSupported, NotImplementedError)
+    for name in ("CommError", "CommTimeout", "DeviceError", "InternalError", "NotSupported"):
+        error = getattr(_C, name)
+        assert issubclass(error, cp_attn.Error) and error.__module__ == "cp_attn"
+        again = error("words")
+        assert str(again) == "words" and again.args == ("words",)
+    assert str(pickle.loads(pickle.dumps(cp_attn.CommError("words")))) == "words"
+
+
+# --- the context ---
+
+
+def test_closed():
+    with Ranks(2, ring_degree=2) as ranks:
+        context = ranks.contexts[0]
+        assert (context.rank, context.world_size, context.ring_rank, context.ulysses_rank) == (0, 2, 0, 0)
+        assert context.config is ranks.config and not context.closed and "rank 0 of 2, open" in repr(context)
+        with ranks.contexts[1] as other:
+            assert other is ranks.contexts[1]
+        assert other.closed and "closed" in repr(other)
+        other.close()
+        for call in (lambda: cp_attn.attention(x(), x(), x(), other), lambda: other.shard(x(), 0), other.agree):
+            with pytest.raises(RuntimeError, match="closed"):
+                call()
+        with pytest.raises(cp_attn.CommError, match="rank 1"):
+            cp_attn.attention(x(), x(), x(), context)
+        with pytest.raises(cp_attn.CommError, match="broken"):
+            context.gather(x(), 1)
+
+
+def test_construction():
+    config = _C.ContextParallelConfig(2, 3)
+    for keywords in (dict(rank=0, world=2), dict(rank=6, world=6), dict(rank=-1, world=6)):
+        with pytest.raises(ValueError, match="ring_degree=2, ulysses_degree=3"):
+            _C.Context(config, key="k", **keywords)
+    with pytest.raises(TypeError):
+        _C.Context("config", rank=0, world=6, key="k")
+    with pytest.raises(TypeError):
+        type("Child", (_C.Context,), {})
+    with pytest.raises(TypeError, match="context_or_config"):
+        cp_attn.attention(x(), x(), x())
+    with pytest.raises(TypeError, match="str"):
+        cp_attn.attention(x(), x(), x(), "context")
+
+
+def test_ranks_of_unified_contexts():
+    with Ranks(4, ring_degree=2, ulysses_degree=2) as ranks:
+        assert [(c.ring_rank, c.ulysses_rank) for c in ranks.contexts] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_one_thread_at_a_time():
+    """The GIL is free while a rank waits, and nobody else gets into its context or closes it."""
+    with Ranks(2, ring_degree=2, timeout=3.0) as ranks:
+        context, caught = ranks.contexts[0], []
+
+        def wait():
+            try:
+                cp_attn.attention(x(), x(), x(), context)
+            except cp_attn.CommTimeout as error:
+                caught.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.5)
+        for call in (context.agree, context.close, lambda: cp_attn.attention(x(), x(), x(), context)):
+            with pytest.raises(RuntimeError, match="busy"):
+                call()
+        waiting.join()
+        assert "rank 1" in str(caught[0]) and "attention" in str(caught[0])
+
+
+def test_a_broken_context_is_collected():
+    with Ranks(2, ring_degree=2) as ranks:
+        live = _C._mem_stats()[0]
+        key = f"collected {os.getpid()}"
+        made = ranks.run(lambda r: _C.Context(ranks.config, rank=r, world=2, key=key))
+        assert _C._mem_stats()[0] > live
+        del made
+        assert _C._mem_stats()[0] == live
+
+
+# --- memory ---
+
+
+def test_refused_calls_keep_nothing(ranks):
+    call = CALLS[2][0]
+    run = lambda r: cp_attn.attention(*call(), ranks.contexts[r])  # noqa: E731
+    ranks.errors(run)
+    live = _C._mem_stats()[0]
+    for _ in range(200):
+        ranks.errors(run)
+    assert _C._mem_stats()[0] == live
+
+
+def test_every_allocation_may_fail():
+    """The k-th allocation of a context's life fails: an exception everywhere, no block left; until none fails."""
+    start = _C._mem_stats()[0]
+    failed = 0
+    for k in range(1000):
+        _C._mem_fail_after(k)
+        try:
+            with Ranks(2, ring_degree=2, timeout=10.0) as ranks:
+                caught = ranks.errors(lambda r, ranks=ranks: ranks.contexts[r].gather(cp_attn.attention(x(), x(), x(), ranks.contexts[r])[..., ::2].transpose(), 1))
+        except (MemoryError, cp_attn.Error) as error:
+            caught = [error]
+        finally:
+            _C._mem_fail_after(-1)
+        errors = [e for e in caught if e is not None]
+        assert all(isinstance(e, MemoryError | cp_attn.CommError) for e in errors), errors
+        del caught
+        errors = len(errors)
+        assert _C._mem_stats()[0] == start, k
+        if errors == 0:
+            break
+        failed += 1
+    assert failed > 5 and errors == 0
+
+
+# --- processes: signals and forks ---
+
+
+def test_processes():
+    ranks = launch("test_errors.py", 2, timeout=120)
+    for rank in ranks:
+        assert rank.code == 0, rank.err
+        assert rank.line(forked=0)
+    assert ranks[0].line(interrupted=True)
+    assert "rank 0" in ranks[1].line(other=True)["text"]
+
+
+def main():
+    config = cp_attn.ContextParallelConfig(ring_degree=2, timeout=60.0)
+    context = cp_attn.init(config)
+    cp_attn.attention(x(), x(), x(), context)
+    child = os.fork()
+    if child == 0:
+        try:
+            cp_attn.attention(x(), x(), x(), context)
+        except RuntimeError as error:
+            os._exit(0 if "fork" in str(error) else 1)
+        os._exit(2)
+    say(forked=os.waitpid(child, 0)[1])
+    cp_attn.attention(x(), x(), x(), context)
+    if context.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            cp_attn.attention(x(), x(), x(), context)
+        except KeyboardInterrupt:
+            say(interrupted=time.monotonic() - start < 3)
+    else:
+        time.sleep(2)
+        try:
+            cp_attn.attention(x(), x(), x(), context)
+        except cp_attn.CommError as error:
+            say(other=True, text=str(error))
+
+
+def test_no_sub_interpreters():
+    code = """
+import sys
+if sys.version_info >= (3, 13):
+    import _interpreters as i
+    me = i.create()
+    result = i.exec(me, "import cp_attn._C")
+    sys.exit(0 if result is not None and "ImportError" in result.formatted else 1)
+import _xxsubinterpreters as i
+try:
+    i.run_string(i.create(), "import cp_attn._C")
+except i.RunFailedError as e:
+    sys.exit(0 if "ImportError" in str(e) else 1)
+sys.exit(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    main()
