@@ -1,8 +1,10 @@
-/* The host as a device: strided copies with conversion, sums, memory. Everything is done when a function returns.
+/* The host as a device: strided copies with conversion, sums, memory. Everything is
+ * done when a function returns.
  *
- * A copy first becomes as simple as it can: axes of length 1 go, the others are sorted by the destination's strides,
- * and neighbours that are one run on both sides are joined. What is left is a few nested loops over runs; a run of
- * equal dtypes without gaps is one memcpy. */
+ * A copy first becomes as simple as it can: axes of length 1 go, the others are sorted
+ * by the destination's strides, and neighbours that are one run on both sides are
+ * joined. What is left is a few nested loops over runs; a run of equal dtypes without
+ * gaps is one memcpy. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -82,8 +84,9 @@ static void walk(const struct nest *nest, int level, char *dst, const char *src,
     }
 }
 
-/* Elements are read and written by memcpy, since a borrowed tensor need not be aligned; compilers make plain moves
- * of it. The loop without strides is there to be vectorised. */
+/* Elements are read and written by memcpy, since a borrowed tensor need not be aligned;
+ * compilers make plain moves of it. The loop without strides is there to be vectorised.
+ */
 #define DEFINE_RUN(name, dst_type, src_type, expression)                               \
     static void name(char *restrict dst, int64_t dst_stride, const char *restrict src, \
                      int64_t src_stride, int64_t n)                                    \
@@ -115,7 +118,7 @@ static void walk(const struct nest *nest, int level, char *dst, const char *src,
                             int64_t src_stride, int64_t n)                             \
     {                                                                                  \
         if (dst_stride == (bytes) && src_stride == (bytes)) {                          \
-            memcpy(dst, src, (size_t)n *(bytes));                                      \
+            memcpy(dst, src, (size_t)n * (bytes));                                     \
             return;                                                                    \
         }                                                                              \
         for (int64_t i = 0; i < n; i++) {                                              \

@@ -1,7 +1,6 @@
 /* Arithmetic that says when it overflows. */
-#include "test.h"
-
 #include "base/checked.h"
+#include "test.h"
 
 TEST(sums)
 {

@@ -1,7 +1,6 @@
 /* Time that only goes forward. */
-#include "test.h"
-
 #include "base/clock.h"
+#include "test.h"
 
 TEST(time_goes_forward)
 {
@@ -18,7 +17,8 @@ TEST(time_goes_forward)
 
 TEST(deadlines)
 {
-    struct cp_deadline past = cp_deadline_in(0.0), soon = cp_deadline_in(0.02), never = cp_deadline_in(1e300);
+    struct cp_deadline past = cp_deadline_in(0.0), soon = cp_deadline_in(0.02),
+                       never = cp_deadline_in(1e300);
     CHECK(cp_deadline_passed(past));
     CHECK(!cp_deadline_passed(soon));
     CHECK(!cp_deadline_passed(never));

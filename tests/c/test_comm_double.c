@@ -1,9 +1,8 @@
-/* The test double itself: order, lateness, exact bytes, errors; ranks as threads and polled in one thread. */
-#include "test.h"
-
-#include "ranks.h"
-
+/* The test double itself: order, lateness, exact bytes, errors; ranks as threads and
+ * polled in one thread. */
 #include "comm_double.h"
+#include "ranks.h"
+#include "test.h"
 
 struct rig {
     struct double_hub *hub;
@@ -16,7 +15,8 @@ struct rig {
 
 static bool rig_init(struct rig *rig, int world, int most_ticks)
 {
-    *rig = (struct rig){.world = world, .hub = double_hub_create(world, test_seed, most_ticks)};
+    *rig = (struct rig){.world = world,
+                        .hub = double_hub_create(world, test_seed, most_ticks)};
     bool is_good = CHECK(rig->hub != NULL);
     for (int rank = 0; rank < world && is_good; rank++) {
         rig->watch[rank] = (struct cp_watch){.bell = &rig->bell,
@@ -25,7 +25,9 @@ static bool rig_init(struct rig *rig, int world, int most_ticks)
                                              .world = world,
                                              .is_dead = double_hub_is_dead,
                                              .peers = rig->hub};
-        is_good = CHECK_EQ_I64(cp_comm_double_create(rig->hub, &rig->watch[rank], &rig->comm[rank]), CP_OK);
+        is_good = CHECK_EQ_I64(
+            cp_comm_double_create(rig->hub, &rig->watch[rank], &rig->comm[rank]),
+            CP_OK);
     }
     return is_good;
 }
@@ -42,10 +44,11 @@ static void rig_fini(struct rig *rig)
     CHECK(rig->hub == NULL);
 }
 
-static enum cp_code post_one(struct rig *rig, int rank, int peer, bool is_send, void *data, size_t bytes,
-                             uint64_t *ticket)
+static enum cp_code post_one(struct rig *rig, int rank, int peer, bool is_send,
+                             void *data, size_t bytes, uint64_t *ticket)
 {
-    struct cp_xfer xfer = {.data = data, .bytes = bytes, .peer = peer, .is_send = is_send};
+    struct cp_xfer xfer = {
+        .data = data, .bytes = bytes, .peer = peer, .is_send = is_send};
     return rig->comm[rank]->ops->post(rig->comm[rank], &xfer, 1, NULL, ticket);
 }
 
@@ -54,7 +57,8 @@ TEST(only_sends_and_receives)
     struct rig rig;
     REQUIRE(rig_init(&rig, 1, 0));
     CHECK(!cp_comm_has_windows(rig.comm[0]));
-    CHECK(rig.comm[0]->ops->publish == NULL && rig.comm[0]->ops->reached == NULL && rig.comm[0]->ops->reserve == NULL);
+    CHECK(rig.comm[0]->ops->publish == NULL && rig.comm[0]->ops->reached == NULL &&
+          rig.comm[0]->ops->reserve == NULL);
     rig_fini(&rig);
 }
 
@@ -103,7 +107,8 @@ TEST(the_senders_memory_is_read_late)
 
 static uint32_t word(int from, int to, int round, size_t index)
 {
-    return (uint32_t)from << 28 | (uint32_t)to << 24 | (uint32_t)(round & 0xff) << 16 | (uint32_t)index;
+    return (uint32_t)from << 28 | (uint32_t)to << 24 | (uint32_t)(round & 0xff) << 16 |
+           (uint32_t)index;
 }
 
 static size_t count_of(int from, int to, int round)
@@ -122,7 +127,9 @@ static void body_all_to_all(int rank, void *arg)
         int slot = round % 3;
         if (round >= 3) {
             struct cp_comm_wait wait = {.is_ticket = true, .value = ticket[slot]};
-            if (!CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "all to all", cp_deadline_in(20.0)), CP_OK)) {
+            if (!CHECK_EQ_I64(
+                    comm->ops->wait(comm, &wait, 1, "all to all", cp_deadline_in(20.0)),
+                    CP_OK)) {
                 return;
             }
             for (int peer = 0; peer < rig->world; peer++) {
@@ -136,13 +143,19 @@ static void body_all_to_all(int rank, void *arg)
             for (size_t i = 0; i < 40; i++) {
                 out[slot][peer][i] = word(rank, peer, round, i);
             }
-            xfers[2 * peer] = (struct cp_xfer){
-                .data = out[slot][peer], .bytes = 4 * count_of(rank, peer, round), .peer = peer, .is_send = true};
-            xfers[2 * peer + 1] = (struct cp_xfer){
-                .data = in[slot][peer], .bytes = 4 * count_of(peer, rank, round), .peer = peer};
+            xfers[2 * peer] = (struct cp_xfer){.data = out[slot][peer],
+                                               .bytes = 4 * count_of(rank, peer, round),
+                                               .peer = peer,
+                                               .is_send = true};
+            xfers[2 * peer + 1] =
+                (struct cp_xfer){.data = in[slot][peer],
+                                 .bytes = 4 * count_of(peer, rank, round),
+                                 .peer = peer};
         }
         if (round < rig->rounds &&
-            !CHECK_EQ_I64(comm->ops->post(comm, xfers, 2 * rig->world, NULL, &ticket[slot]), CP_OK)) {
+            !CHECK_EQ_I64(
+                comm->ops->post(comm, xfers, 2 * rig->world, NULL, &ticket[slot]),
+                CP_OK)) {
             return;
         }
     }
@@ -167,7 +180,8 @@ TEST(different_sizes_are_an_error_on_all_ranks)
     REQUIRE(rig_init(&rig, 2, 0));
     CHECK_EQ_I64(post_one(&rig, 0, 1, true, data, 12, &ticket), CP_OK);
     CHECK_EQ_I64(post_one(&rig, 1, 0, false, more, 16, &other), CP_ERR_INTERNAL);
-    CHECK_STR_HAS(cp_last_error()->text, "rank 0 sends 12 bytes to rank 1, which expects 16");
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "rank 0 sends 12 bytes to rank 1, which expects 16");
     CHECK_EQ_I64(rig.comm[0]->ops->test(rig.comm[0], ticket), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "which expects 16");
     rig_fini(&rig);
@@ -181,7 +195,9 @@ TEST(deadline_death_and_poison)
     REQUIRE(rig_init(&rig, 3, 0));
     CHECK_EQ_I64(post_one(&rig, 0, 2, true, data, 8, &ticket), CP_OK);
     struct cp_comm_wait wait = {.is_ticket = true, .value = ticket};
-    CHECK_EQ_I64(rig.comm[0]->ops->wait(rig.comm[0], &wait, 1, "step 2", cp_deadline_in(0.02)), CP_ERR_TIMEOUT);
+    CHECK_EQ_I64(
+        rig.comm[0]->ops->wait(rig.comm[0], &wait, 1, "step 2", cp_deadline_in(0.02)),
+        CP_ERR_TIMEOUT);
     CHECK_STR_HAS(cp_last_error()->text, "rank 2 did not come to step 2");
     CHECK_EQ_I64(double_hub_pending(rig.hub), 0); /* nobody reads `data` any more */
     CHECK_EQ_I64(post_one(&rig, 1, 0, true, data, 8, &ticket), CP_ERR_TIMEOUT);
@@ -190,7 +206,9 @@ TEST(deadline_death_and_poison)
     REQUIRE(rig_init(&rig, 3, 0));
     CHECK_EQ_I64(post_one(&rig, 0, 2, false, data, 8, &ticket), CP_OK);
     rig.comm[2]->ops->close(&rig.comm[2]);
-    CHECK_EQ_I64(rig.comm[0]->ops->wait(rig.comm[0], &wait, 1, "step 2", cp_deadline_in(5.0)), CP_ERR_COMM);
+    CHECK_EQ_I64(
+        rig.comm[0]->ops->wait(rig.comm[0], &wait, 1, "step 2", cp_deadline_in(5.0)),
+        CP_ERR_COMM);
     CHECK_STR_HAS(cp_last_error()->text, "rank 2 is gone");
     rig_fini(&rig);
 
@@ -201,7 +219,9 @@ TEST(deadline_death_and_poison)
     CHECK_EQ_I64(rig.comm[0]->ops->test(rig.comm[0], ticket), CP_ERR_DEVICE);
     CHECK_EQ_STR(cp_last_error()->text, "rank 1 lost its device");
     struct cp_comm_wait counter = {.peer = 1, .value = 1};
-    CHECK_EQ_I64(rig.comm[0]->ops->wait(rig.comm[0], &counter, 1, "x", cp_deadline_in(0.0)), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(
+        rig.comm[0]->ops->wait(rig.comm[0], &counter, 1, "x", cp_deadline_in(0.0)),
+        CP_ERR_INTERNAL);
     rig_fini(&rig);
 }
 

@@ -1,8 +1,7 @@
 /* The communicator of one rank. */
-#include "test.h"
-
 #include "base/mem.h"
 #include "comm/comm_self.h"
+#include "test.h"
 
 TEST(halves_grow_in_place)
 {
@@ -48,14 +47,16 @@ TEST(counters_and_waits)
     struct cp_comm *comm = NULL;
     REQUIRE(cp_comm_self_create(&comm) == CP_OK);
     const struct cp_comm_ops *ops = comm->ops;
-    struct cp_comm_wait waits[2] = {{.signal = 1, .value = 4}, {.signal = 2, .value = 9}};
+    struct cp_comm_wait waits[2] = {{.signal = 1, .value = 4},
+                                    {.signal = 2, .value = 9}};
     CHECK(!ops->reached(comm, 0, 1, 1, NULL));
     ops->publish(comm, 1, 4, NULL);
     CHECK(ops->reached(comm, 0, 1, 4, NULL));
     CHECK(!ops->reached(comm, 0, 1, 5, NULL));
     CHECK(!ops->reached(comm, 0, 2, 4, NULL));
     CHECK_EQ_I64(ops->wait(comm, waits, 2, "attention", cp_deadline_in(0.0)), CP_OK);
-    CHECK_EQ_I64(ops->wait(comm, waits + 1, 1, "attention", cp_deadline_in(0.0)), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(ops->wait(comm, waits + 1, 1, "attention", cp_deadline_in(0.0)),
+                 CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "waits in attention");
     ops->close(&comm);
 }
@@ -64,11 +65,13 @@ TEST(poison_stays)
 {
     struct cp_comm *comm = NULL;
     REQUIRE(cp_comm_self_create(&comm) == CP_OK);
-    struct cp_status first = {.code = CP_ERR_DEVICE, .text = "first"}, second = {.code = CP_ERR_COMM, .text = "second"};
+    struct cp_status first = {.code = CP_ERR_DEVICE, .text = "first"},
+                     second = {.code = CP_ERR_COMM, .text = "second"};
     struct cp_comm_wait wait = {.signal = 0, .value = 1};
     comm->ops->poison(comm, &first);
     comm->ops->poison(comm, &second);
-    CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "x", cp_deadline_in(0.0)), CP_ERR_DEVICE);
+    CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "x", cp_deadline_in(0.0)),
+                 CP_ERR_DEVICE);
     CHECK_EQ_STR(cp_last_error()->text, "first");
     comm->ops->publish(comm, 0, 1, NULL);
     CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "x", cp_deadline_in(0.0)), CP_OK);

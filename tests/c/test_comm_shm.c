@@ -1,12 +1,12 @@
-/* Windows of shared memory: exact integers, halves, growth under a reader's eyes, windows that cannot grow, errors.
- * Ranks are threads over one mapping (for ThreadSanitizer) and processes over their own. */
+/* Windows of shared memory: exact integers, halves, growth under a reader's eyes,
+ * windows that cannot grow, errors. Ranks are threads over one mapping (for
+ * ThreadSanitizer) and processes over their own. */
 #define CP_TEST_POINTS
-#include "test.h"
-
-#include "ranks.h"
-
 #include <errno.h>
 #include <fcntl.h>
+
+#include "ranks.h"
+#include "test.h"
 
 /* A fallocate that can be told to fail. */
 static _Atomic int fallocate_calls, fallocate_fails_at = -1, fallocate_errno;
@@ -25,10 +25,10 @@ static int test_fallocate(int fd, int mode, off_t offset, off_t bytes)
 #define fallocate test_fallocate
 #include "comm/comm_shm.c"
 #undef fallocate
-#include "control/meet.h"
-
 #include <sys/mman.h>
 #include <sys/resource.h>
+
+#include "control/meet.h"
 
 static const size_t reserved = (size_t)64 << 20;
 
@@ -111,8 +111,9 @@ static size_t count_of(int rank, uint64_t round)
     return counts[((uint64_t)rank * 5 + round) % (sizeof counts / sizeof counts[0])];
 }
 
-/* Rounds as a context plays them: reserve, gate, write the half of this parity, publish, read all. Nothing says that
- * a half is free but the gate of the round after. */
+/* Rounds as a context plays them: reserve, gate, write the half of this parity,
+ * publish, read all. Nothing says that a half is free but the gate of the round after.
+ */
 static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
 {
     const struct cp_comm_ops *ops = comm->ops;
@@ -121,8 +122,11 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
         int half = (int)(round % 2);
         size_t count = count_of(comm->rank, round);
         TEST_CONTEXT("rank %d, round %llu", comm->rank, (unsigned long long)round);
-        if (!CHECK_EQ_I64(ops->reserve(comm, half, count * sizeof(uint32_t) + 1), CP_OK) ||
-            !CHECK_EQ_I64(cp_gate_exchange(gate, &mine, all, "round", cp_deadline_in(20.0)), CP_OK)) {
+        if (!CHECK_EQ_I64(ops->reserve(comm, half, count * sizeof(uint32_t) + 1),
+                          CP_OK) ||
+            !CHECK_EQ_I64(
+                cp_gate_exchange(gate, &mine, all, "round", cp_deadline_in(20.0)),
+                CP_OK)) {
             return;
         }
         /* One byte off, so that nothing is aligned. */
@@ -135,7 +139,8 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
         for (int turn = 1; turn <= comm->world; turn++) {
             int peer = (comm->rank + turn) % comm->world;
             struct cp_comm_wait wait = {.peer = peer, .signal = 0, .value = round};
-            if (!CHECK_EQ_I64(ops->wait(comm, &wait, 1, "round", cp_deadline_in(20.0)), CP_OK)) {
+            if (!CHECK_EQ_I64(ops->wait(comm, &wait, 1, "round", cp_deadline_in(20.0)),
+                              CP_OK)) {
                 return;
             }
             CHECK(ops->reached(comm, peer, 0, round, NULL));
@@ -211,7 +216,10 @@ static void body_process(int rank, void *arg)
         return;
     }
     for (int peer = 0; peer < shape->world; peer++) {
-        if (peer != rank && !CHECK_EQ_I64(cp_window_map(cp_meeting_window_fd(meeting, peer), &window[peer]), CP_OK)) {
+        if (peer != rank &&
+            !CHECK_EQ_I64(
+                cp_window_map(cp_meeting_window_fd(meeting, peer), &window[peer]),
+                CP_OK)) {
             return;
         }
     }
@@ -242,7 +250,8 @@ TEST(integers_between_processes)
     }
 }
 
-/* The owner grows its half again and again while the peer reads what was there: nothing moves or changes. */
+/* The owner grows its half again and again while the peer reads what was there: nothing
+ * moves or changes. */
 static void body_growth(int rank, void *arg)
 {
     struct rig *rig = arg;
@@ -262,7 +271,8 @@ static void body_growth(int rank, void *arg)
             ops->publish(comm, 3, step, NULL);
         } else {
             struct cp_comm_wait wait = {.peer = 0, .signal = 3, .value = step};
-            if (!CHECK_EQ_I64(ops->wait(comm, &wait, 1, "growth", cp_deadline_in(20.0)), CP_OK)) {
+            if (!CHECK_EQ_I64(ops->wait(comm, &wait, 1, "growth", cp_deadline_in(20.0)),
+                              CP_OK)) {
                 break;
             }
             const unsigned char *bytes = ops->window(comm, 0, 1);
@@ -413,9 +423,11 @@ static void body_child(int rank, void *arg)
     struct cp_window *window = arg;
     unsigned char present = 0;
     (void)rank;
-    /* The mapping is not there (mincore says ENOMEM), and closing must not unmap what may be there instead. */
+    /* The mapping is not there (mincore says ENOMEM), and closing must not unmap what
+     * may be there instead. */
     CHECK(mincore(window->base, 4096, &present) != 0 && errno == ENOMEM);
-    void *other = mmap(window->base, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    void *other = mmap(window->base, 4096, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     CHECK(other == (void *)window->base);
     char *address = window->base;
     cp_window_close(window);
@@ -436,16 +448,19 @@ static void body_broken(int rank, void *arg)
     struct rig *rig = arg;
     struct cp_watch watch = watch_of(rig, rank);
     struct cp_comm *comm = NULL;
-    struct cp_comm_wait wait = {.peer = (rank + 1) % rig->world, .signal = 0, .value = 1};
+    struct cp_comm_wait wait = {
+        .peer = (rank + 1) % rig->world, .signal = 0, .value = 1};
     if (!CHECK_EQ_I64(cp_comm_shm_create(rig->window, &watch, &comm), CP_OK)) {
         return;
     }
     if (rank == 0) {
-        struct cp_status reason = {.code = CP_ERR_DEVICE, .rank = 0, .text = "rank 0 lost its device"};
+        struct cp_status reason = {
+            .code = CP_ERR_DEVICE, .rank = 0, .text = "rank 0 lost its device"};
         ranks_sleep_us(3000);
         comm->ops->poison(comm, &reason);
     } else {
-        CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "step 3", cp_deadline_in(20.0)), CP_ERR_DEVICE);
+        CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "step 3", cp_deadline_in(20.0)),
+                     CP_ERR_DEVICE);
         CHECK_EQ_STR(cp_last_error()->text, "rank 0 lost its device");
     }
     comm->ops->close(&comm);
@@ -466,22 +481,29 @@ TEST(any_of_several_waits_ends_it_and_errors_name_the_peer)
     if (!rig_init(&rig, 3, 0)) {
         return;
     }
-    struct cp_watch watch[3] = {watch_of(&rig, 0), watch_of(&rig, 1), watch_of(&rig, 2)};
+    struct cp_watch watch[3] = {watch_of(&rig, 0), watch_of(&rig, 1),
+                                watch_of(&rig, 2)};
     struct cp_comm *comm[3] = {NULL};
-    struct cp_comm_wait waits[2] = {{.peer = 1, .signal = 0, .value = 5}, {.peer = 2, .signal = 1, .value = 5}};
+    struct cp_comm_wait waits[2] = {{.peer = 1, .signal = 0, .value = 5},
+                                    {.peer = 2, .signal = 1, .value = 5}};
     struct cp_comm_wait ticket = {.is_ticket = true, .value = 1};
     for (int rank = 0; rank < 3; rank++) {
         REQUIRE(cp_comm_shm_create(rig.window, &watch[rank], &comm[rank]) == CP_OK);
     }
-    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], &ticket, 1, "x", cp_deadline_in(0.0)), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], &ticket, 1, "x", cp_deadline_in(0.0)),
+                 CP_ERR_INTERNAL);
     comm[2]->ops->publish(comm[2], 1, 5, NULL);
     atomic_store(&rig.is_gone[1], 1);
-    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits, 2, "step 3", cp_deadline_in(1.0)), CP_OK);
-    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits, 1, "step 3", cp_deadline_in(1.0)), CP_ERR_COMM);
+    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits, 2, "step 3", cp_deadline_in(1.0)),
+                 CP_OK);
+    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits, 1, "step 3", cp_deadline_in(1.0)),
+                 CP_ERR_COMM);
     CHECK_STR_HAS(cp_last_error()->text, "rank 1 is gone");
     CHECK_STR_HAS(cp_last_error()->text, "step 3");
     /* What rank 2 published before is there, though the communicator is broken. */
-    CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits + 1, 1, "step 4", cp_deadline_in(1.0)), CP_OK);
+    CHECK_EQ_I64(
+        comm[0]->ops->wait(comm[0], waits + 1, 1, "step 4", cp_deadline_in(1.0)),
+        CP_OK);
     for (int rank = 0; rank < 3; rank++) {
         comm[rank]->ops->close(&comm[rank]);
     }

@@ -1,22 +1,24 @@
-/* Scalar conversions against a slow oracle: the nearest of all values of the narrow type, ties to the even one. */
-#include "test.h"
-
-#include "tensor/convert.h"
-
+/* Scalar conversions against a slow oracle: the nearest of all values of the narrow
+ * type, ties to the even one. */
 #include <math.h>
 
-/* Exact value of a half with `fraction` bits after the point and exponent bias `bias`; infinities as 2^(top + 1),
- * which is where they lie for rounding. */
+#include "tensor/convert.h"
+#include "test.h"
+
+/* Exact value of a half with `fraction` bits after the point and exponent bias `bias`;
+ * infinities as 2^(top + 1), which is where they lie for rounding. */
 static double value_of(uint16_t half, int fraction, int bias)
 {
     int exponent = (half & 0x7fff) >> fraction;
     int mantissa = half & ((1 << fraction) - 1);
-    double magnitude = exponent == 0 ? ldexp(mantissa, 1 - bias - fraction)
-                                     : ldexp((1 << fraction) + mantissa, exponent - bias - fraction);
+    double magnitude =
+        exponent == 0 ? ldexp(mantissa, 1 - bias - fraction)
+                      : ldexp((1 << fraction) + mantissa, exponent - bias - fraction);
     return (half & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-/* Magnitudes grow with their bits: bisection for the last one that is not above, then the nearer neighbour. */
+/* Magnitudes grow with their bits: bisection for the last one that is not above, then
+ * the nearer neighbour. */
 static uint16_t round_slowly(double value, int fraction, int bias)
 {
     uint16_t infinity = (uint16_t)(0x8000u - (1u << fraction));
@@ -34,7 +36,8 @@ static uint16_t round_slowly(double value, int fraction, int bias)
             high = middle;
         }
     }
-    double below = magnitude - value_of(low, fraction, bias), above = value_of(high, fraction, bias) - magnitude;
+    double below = magnitude - value_of(low, fraction, bias),
+           above = value_of(high, fraction, bias) - magnitude;
     bool takes_low = below < above || (below <= above && low % 2 == 0);
     return (uint16_t)(sign | (takes_low ? low : high));
 }
@@ -42,8 +45,10 @@ static uint16_t round_slowly(double value, int fraction, int bias)
 TEST(all_halves_widen_exactly)
 {
     for (uint32_t half = 0; half < 0x10000; half++) {
-        float f16 = cp_f16_to_f32((uint16_t)half), bf16 = cp_bf16_to_f32((uint16_t)half);
-        bool f16_special = (half & 0x7c00) == 0x7c00, bf16_special = (half & 0x7f80) == 0x7f80;
+        float f16 = cp_f16_to_f32((uint16_t)half),
+              bf16 = cp_bf16_to_f32((uint16_t)half);
+        bool f16_special = (half & 0x7c00) == 0x7c00,
+             bf16_special = (half & 0x7f80) == 0x7f80;
         if (f16_special) {
             CHECK_EQ_I64((half & 0x3ff) != 0, isnan(f16) != 0);
             CHECK_EQ_I64((half & 0x3ff) == 0, isinf(f16) != 0);
@@ -112,7 +117,8 @@ TEST(random_floats)
     }
 }
 
-/* A double just beside a tie, which a float cannot tell from the tie: rounding twice would go wrong. */
+/* A double just beside a tie, which a float cannot tell from the tie: rounding twice
+ * would go wrong. */
 TEST(doubles_are_rounded_once)
 {
     struct test_rng rng = test_rng_init(2);
@@ -122,18 +128,24 @@ TEST(doubles_are_rounded_once)
     CHECK_EQ_U64(cp_f64_to_bf16(1.0 + 0x1p-8), 0x3f80);
     for (int i = 0; i < 200000; i++) {
         uint32_t half = (uint32_t)test_rng_range(&rng, 0, 0x7bfe);
-        double middle = (value_of((uint16_t)half, 10, 15) + value_of((uint16_t)(half + 1), 10, 15)) / 2.0;
+        double middle = (value_of((uint16_t)half, 10, 15) +
+                         value_of((uint16_t)(half + 1), 10, 15)) /
+                        2.0;
         double beside = middle * (1.0 + (double)test_rng_range(&rng, -2, 2) * 0x1p-45);
         TEST_CONTEXT("%a", beside);
         CHECK_EQ_U64(cp_f64_to_f16(beside), round_slowly(beside, 10, 15));
         half = (uint32_t)test_rng_range(&rng, 0, 0x7f7e);
-        middle = (value_of((uint16_t)half, 7, 127) + value_of((uint16_t)(half + 1), 7, 127)) / 2.0;
+        middle = (value_of((uint16_t)half, 7, 127) +
+                  value_of((uint16_t)(half + 1), 7, 127)) /
+                 2.0;
         beside = -middle * (1.0 + (double)test_rng_range(&rng, -2, 2) * 0x1p-45);
         TEST_CONTEXT("%a", beside);
         CHECK_EQ_U64(cp_f64_to_bf16(beside), round_slowly(beside, 7, 127));
     }
-    const double extremes[] = {0.0, -0.0, 1e-320, -1e-320, 0x1p-149, 0x1p-150, 0x1.8p-150, 1e308, -1e308,
-                               65519.999999999, 65520.0, 0x1.fffffep127, 0x1.ffffff8p127, 0x1.fefffffp127};
+    const double extremes[] = {
+        0.0,      -0.0,           1e-320,          -1e-320,        0x1p-149,
+        0x1p-150, 0x1.8p-150,     1e308,           -1e308,         65519.999999999,
+        65520.0,  0x1.fffffep127, 0x1.ffffff8p127, 0x1.fefffffp127};
     for (size_t i = 0; i < sizeof extremes / sizeof extremes[0]; i++) {
         TEST_CONTEXT("%a", extremes[i]);
         CHECK_EQ_U64(cp_f64_to_f16(extremes[i]), round_slowly(extremes[i], 10, 15));

@@ -1,11 +1,12 @@
-/* The host's copies and sums against the obvious four loops, over random shapes, strides and dtypes. */
-#include "test.h"
-
+/* The host's copies and sums against the obvious four loops, over random shapes,
+ * strides and dtypes. */
 #include "base/mem.h"
 #include "device/device.h"
 #include "tensor/convert.h"
+#include "test.h"
 
-static const enum cp_dtype floats[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64, CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
+static const enum cp_dtype floats[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
+                                       CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
 
 enum { ROOM = 1 << 16 };
 
@@ -43,8 +44,10 @@ static char *element(const struct cp_view *view, const int64_t at[CP_AXES])
     return data;
 }
 
-/* Some layout of `n`: axes in a random order, gaps, sometimes backwards, sometimes at an odd address. */
-static struct cp_view random_layout(struct test_rng *rng, char *room, enum cp_dtype dtype, const int64_t n[CP_AXES])
+/* Some layout of `n`: axes in a random order, gaps, sometimes backwards, sometimes at
+ * an odd address. */
+static struct cp_view random_layout(struct test_rng *rng, char *room,
+                                    enum cp_dtype dtype, const int64_t n[CP_AXES])
 {
     struct cp_view view = {.data = room, .dtype = dtype};
     int order[CP_AXES] = {0, 1, 2, 3};
@@ -62,7 +65,8 @@ static struct cp_view random_layout(struct test_rng *rng, char *room, enum cp_dt
         int axis = order[i];
         view.n[axis] = n[axis];
         view.stride[axis] = step;
-        step = step * n[axis] + (is_dense ? 0 : test_rng_range(rng, 0, 1) * cp_dtype_bytes(dtype));
+        step = step * n[axis] +
+               (is_dense ? 0 : test_rng_range(rng, 0, 1) * cp_dtype_bytes(dtype));
         if (!is_dense && test_rng_range(rng, 0, 3) == 0 && n[axis] > 0) {
             view.data += (n[axis] - 1) * view.stride[axis];
             view.stride[axis] = -view.stride[axis];
@@ -74,21 +78,26 @@ static struct cp_view random_layout(struct test_rng *rng, char *room, enum cp_dt
 static void random_shape(struct test_rng *rng, int64_t n[CP_AXES])
 {
     for (int i = 0; i < CP_AXES; i++) {
-        n[i] = test_rng_range(rng, test_rng_range(rng, 0, 9) == 0 ? 0 : 1, i == 3 ? 9 : 4);
+        n[i] =
+            test_rng_range(rng, test_rng_range(rng, 0, 9) == 0 ? 0 : 1, i == 3 ? 9 : 4);
     }
 }
 
 static char source[ROOM], got[ROOM], want[ROOM];
 
-/* Fills what `view` shows with values that all four types can hold roughly, some of them special. */
+/* Fills what `view` shows with values that all four types can hold roughly, some of
+ * them special. */
 static void fill(struct test_rng *rng, const struct cp_view *view)
 {
-    static const double special[] = {(double)INFINITY, (double)-INFINITY, 0.0, -0.0, 1e-7, 65520.0, 1e300, 1e-300};
+    static const double special[] = {
+        (double)INFINITY, (double)-INFINITY, 0.0, -0.0, 1e-7, 65520.0, 1e300, 1e-300};
     for (int64_t i = 0; i < cp_view_count(view); i++) {
-        int64_t at[CP_AXES] = {i / (view->n[1] * view->n[2] * view->n[3]), i / (view->n[2] * view->n[3]) % view->n[1],
+        int64_t at[CP_AXES] = {i / (view->n[1] * view->n[2] * view->n[3]),
+                               i / (view->n[2] * view->n[3]) % view->n[1],
                                i / view->n[3] % view->n[2], i % view->n[3]};
-        double value = test_rng_range(rng, 0, 15) == 0 ? special[test_rng_range(rng, 0, 7)]
-                                                       : (double)test_rng_float(rng) * 8.0;
+        double value = test_rng_range(rng, 0, 15) == 0
+                           ? special[test_rng_range(rng, 0, 7)]
+                           : (double)test_rng_float(rng) * 8.0;
         store(element(view, at), view->dtype, value);
     }
 }
@@ -97,7 +106,8 @@ static void fill(struct test_rng *rng, const struct cp_view *view)
 static void do_slowly(const struct cp_view *dst, const struct cp_view *src, bool adds)
 {
     for (int64_t i = 0; i < cp_view_count(dst); i++) {
-        int64_t at[CP_AXES] = {i / (dst->n[1] * dst->n[2] * dst->n[3]), i / (dst->n[2] * dst->n[3]) % dst->n[1],
+        int64_t at[CP_AXES] = {i / (dst->n[1] * dst->n[2] * dst->n[3]),
+                               i / (dst->n[2] * dst->n[3]) % dst->n[1],
                                i / dst->n[3] % dst->n[2], i % dst->n[3]};
         double value = load(element(src, at), src->dtype);
         if (adds && dst->dtype == CP_DTYPE_FLOAT32) {
@@ -109,16 +119,21 @@ static void do_slowly(const struct cp_view *dst, const struct cp_view *src, bool
     }
 }
 
-static void check_random(struct test_rng *rng, enum cp_dtype to, enum cp_dtype from, bool adds)
+static void check_random(struct test_rng *rng, enum cp_dtype to, enum cp_dtype from,
+                         bool adds)
 {
     struct cp_device *cpu = cp_device_cpu();
     int64_t n[CP_AXES];
     random_shape(rng, n);
-    struct cp_view src = random_layout(rng, source, from, n), dst = random_layout(rng, got, to, n), slow = dst;
-    TEST_CONTEXT("%s from %s, %lld %lld %lld %lld, dst strides %lld %lld %lld %lld, src %lld %lld %lld %lld",
-                 cp_dtype_name(to), cp_dtype_name(from), (long long)n[0], (long long)n[1], (long long)n[2],
-                 (long long)n[3], (long long)dst.stride[0], (long long)dst.stride[1], (long long)dst.stride[2],
-                 (long long)dst.stride[3], (long long)src.stride[0], (long long)src.stride[1],
+    struct cp_view src = random_layout(rng, source, from, n),
+                   dst = random_layout(rng, got, to, n), slow = dst;
+    TEST_CONTEXT("%s from %s, %lld %lld %lld %lld, dst strides %lld %lld %lld %lld, "
+                 "src %lld %lld %lld %lld",
+                 cp_dtype_name(to), cp_dtype_name(from), (long long)n[0],
+                 (long long)n[1], (long long)n[2], (long long)n[3],
+                 (long long)dst.stride[0], (long long)dst.stride[1],
+                 (long long)dst.stride[2], (long long)dst.stride[3],
+                 (long long)src.stride[0], (long long)src.stride[1],
                  (long long)src.stride[2], (long long)src.stride[3]);
     slow.data = want + (dst.data - got);
     if (test_rng_range(rng, 0, 7) == 0 && !adds) {
@@ -129,7 +144,9 @@ static void check_random(struct test_rng *rng, enum cp_dtype to, enum cp_dtype f
     fill(rng, &dst);
     memcpy(want, got, sizeof want);
     do_slowly(&slow, &src, adds);
-    CHECK_EQ_I64(adds ? cpu->ops->add(cpu, &dst, &src, NULL) : cpu->ops->copy(cpu, &dst, &src, NULL), CP_OK);
+    CHECK_EQ_I64(adds ? cpu->ops->add(cpu, &dst, &src, NULL)
+                      : cpu->ops->copy(cpu, &dst, &src, NULL),
+                 CP_OK);
     CHECK_EQ_BYTES(got, want, sizeof got);
 }
 
@@ -137,7 +154,8 @@ TEST(copies_convert_between_all_floats)
 {
     struct test_rng rng = test_rng_init(1);
     for (int i = 0; i < 3000; i++) {
-        check_random(&rng, floats[test_rng_range(&rng, 0, 3)], floats[test_rng_range(&rng, 0, 3)], false);
+        check_random(&rng, floats[test_rng_range(&rng, 0, 3)],
+                     floats[test_rng_range(&rng, 0, 3)], false);
     }
 }
 
@@ -161,7 +179,8 @@ TEST(equal_dtypes_are_copied_as_bytes)
             size_t bytes = (size_t)cp_dtype_bytes((enum cp_dtype)dtype);
             random_shape(&rng, n);
             struct cp_view src = random_layout(&rng, source, (enum cp_dtype)dtype, n);
-            struct cp_view dst = random_layout(&rng, got, (enum cp_dtype)dtype, n), slow = dst;
+            struct cp_view dst = random_layout(&rng, got, (enum cp_dtype)dtype, n),
+                           slow = dst;
             TEST_CONTEXT("%s, case %d", cp_dtype_name((enum cp_dtype)dtype), i);
             slow.data = want + (dst.data - got);
             for (int k = 0; k < ROOM; k++) {
@@ -170,7 +189,9 @@ TEST(equal_dtypes_are_copied_as_bytes)
             memset(got, 0x5a, sizeof got);
             memcpy(want, got, sizeof want);
             for (int64_t k = 0; k < cp_view_count(&dst); k++) {
-                int64_t at[CP_AXES] = {k / (n[1] * n[2] * n[3]), k / (n[2] * n[3]) % n[1], k / n[3] % n[2], k % n[3]};
+                int64_t at[CP_AXES] = {k / (n[1] * n[2] * n[3]),
+                                       k / (n[2] * n[3]) % n[1], k / n[3] % n[2],
+                                       k % n[3]};
                 memcpy(element(&slow, at), element(&src, at), bytes);
             }
             CHECK_EQ_I64(cpu->ops->copy(cpu, &dst, &src, NULL), CP_OK);
@@ -222,6 +243,7 @@ TEST(memory)
     CHECK_EQ_I64(cpu->ops->alloc(cpu, 8, "a workspace", &data), CP_ERR_NO_MEMORY);
     cp_mem_fail_after(-1);
     CHECK_EQ_I64(cp_mem_stats().live_blocks, 0);
-    CHECK(cpu->ops->lane == NULL && cpu->ops->record == NULL && cpu->ops->await == NULL);
+    CHECK(cpu->ops->lane == NULL && cpu->ops->record == NULL &&
+          cpu->ops->await == NULL);
     CHECK_EQ_U64(cpu->ops->abi, CP_DEVICE_ABI);
 }

@@ -1,7 +1,6 @@
 /* The rows of the list of element types. */
-#include "test.h"
-
 #include "tensor/dtype.h"
+#include "test.h"
 
 TEST(rows)
 {

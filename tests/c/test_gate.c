@@ -1,14 +1,12 @@
-/* The gate under random delays at every store and load, deaths at every step, and all its errors. Ranks are threads
- * over one page, so that ThreadSanitizer sees every access. */
+/* The gate under random delays at every store and load, deaths at every step, and all
+ * its errors. Ranks are threads over one page, so that ThreadSanitizer sees every
+ * access. */
 #define CP_TEST_POINTS
-#include "test.h"
-
-#include "ranks.h"
-
+#include "base/mem.h"
 #include "base/watch.c"
 #include "control/gate.c"
-
-#include "base/mem.h"
+#include "ranks.h"
+#include "test.h"
 
 struct rig {
     struct cp_page *page;
@@ -16,7 +14,7 @@ struct rig {
     _Atomic int is_gone[RANKS_MOST];
     char text[RANKS_MOST][CP_STATUS_TEXT]; /* what each rank raised in the end */
     enum cp_code code[RANKS_MOST];
-    uint64_t last[RANKS_MOST];             /* the last exchange that each rank completed */
+    uint64_t last[RANKS_MOST]; /* the last exchange that each rank completed */
 };
 
 /* What the running thread does at points. */
@@ -77,7 +75,8 @@ static struct cp_watch watch_of(struct rig *rig, int rank)
                              .peers = rig};
 }
 
-/* Every number of a record follows from rank and round. One record in five carries an error. */
+/* Every number of a record follows from rank and round. One record in five carries an
+ * error. */
 static struct cp_record record_of(int rank, uint64_t round)
 {
     struct cp_record record = {.call = {.batch = (int64_t)round * 100 + rank}};
@@ -91,8 +90,8 @@ static struct cp_record record_of(int rank, uint64_t round)
     record.status.rank = rank;
     if ((round + (uint64_t)rank) % 5 == 0) {
         record.status.code = CP_ERR_VALUE;
-        (void)snprintf(record.status.text, sizeof record.status.text, "rank %d dislikes round %llu", rank,
-                       (unsigned long long)round);
+        (void)snprintf(record.status.text, sizeof record.status.text,
+                       "rank %d dislikes round %llu", rank, (unsigned long long)round);
     }
     return record;
 }
@@ -105,7 +104,8 @@ static bool is_record_of(const struct cp_record *record, int rank, uint64_t roun
            CHECK_EQ_BYTES(record->sizes, want.sizes, sizeof want.sizes) &&
            CHECK_EQ_I64(record->status.code, want.status.code) &&
            CHECK_EQ_I64(record->status.rank, rank) &&
-           (want.status.code == CP_OK || CHECK_EQ_STR(record->status.text, want.status.text));
+           (want.status.code == CP_OK ||
+            CHECK_EQ_STR(record->status.text, want.status.text));
 }
 
 static enum cp_code play(struct rig *rig, int rank, double seconds)
@@ -116,15 +116,18 @@ static enum cp_code play(struct rig *rig, int rank, double seconds)
     for (uint64_t round = 1; round <= (uint64_t)rig->rounds; round++) {
         struct cp_record mine = record_of(rank, round), all[RANKS_MOST];
         char operation[40];
-        (void)snprintf(operation, sizeof operation, "attention (call %llu)", (unsigned long long)round);
+        (void)snprintf(operation, sizeof operation, "attention (call %llu)",
+                       (unsigned long long)round);
         code = cp_gate_exchange(&gate, &mine, all, operation, cp_deadline_in(seconds));
         if (code != CP_OK) {
-            (void)snprintf(rig->text[rank], sizeof rig->text[rank], "%s", cp_last_error()->text);
+            (void)snprintf(rig->text[rank], sizeof rig->text[rank], "%s",
+                           cp_last_error()->text);
             break;
         }
         rig->last[rank] = round;
         for (int peer = 0; peer < rig->world; peer++) {
-            TEST_CONTEXT("rank %d, round %llu, record of rank %d", rank, (unsigned long long)round, peer);
+            TEST_CONTEXT("rank %d, round %llu, record of rank %d", rank,
+                         (unsigned long long)round, peer);
             if (!is_record_of(&all[peer], peer, round)) {
                 return CP_ERR_INTERNAL;
             }
@@ -170,7 +173,8 @@ TEST(rounds_with_delays_6_ranks)
     check_rounds(6, TEST_UNDER_TSAN ? 600 : 1500);
 }
 
-/* One rank waits before it reads until the others are stuck: they may write one record more, and no further. */
+/* One rank waits before it reads until the others are stuck: they may write one record
+ * more, and no further. */
 static void body_parity(int rank, void *arg)
 {
     struct rig *rig = arg;
@@ -207,7 +211,8 @@ static void body_parity(int rank, void *arg)
     }
     for (uint64_t round = 2; round <= (uint64_t)rig->rounds; round++) {
         mine = record_of(0, round);
-        CHECK_EQ_I64(cp_gate_exchange(&gate, &mine, all, "x", cp_deadline_in(5.0)), CP_OK);
+        CHECK_EQ_I64(cp_gate_exchange(&gate, &mine, all, "x", cp_deadline_in(5.0)),
+                     CP_OK);
     }
 }
 
@@ -223,7 +228,8 @@ TEST(a_slow_reader_finds_its_records_unchanged)
 
 TEST(an_agreed_error_leaves_the_gate_usable)
 {
-    /* record_of gives one rank in five an error in every round; what matters is that rounds go on. */
+    /* record_of gives one rank in five an error in every round; what matters is that
+     * rounds go on. */
     check_rounds(5, 50);
 }
 
@@ -241,7 +247,8 @@ TEST(timeout_names_the_missing_to_all)
     ranks_as_threads(5, body_without_rank_1_and_3, &rig);
     for (int rank = 0; rank < 5; rank += 2) {
         CHECK_EQ_I64(rig.code[rank], CP_ERR_TIMEOUT);
-        CHECK_EQ_STR(rig.text[rank], "ranks 1, 3 did not come to attention (call 1) within 0.1 s");
+        CHECK_EQ_STR(rig.text[rank],
+                     "ranks 1, 3 did not come to attention (call 1) within 0.1 s");
     }
     /* A late rank hears the same, though one more record would do. */
     CHECK_EQ_I64(play(&rig, 1, 5.0), CP_ERR_TIMEOUT);
@@ -255,7 +262,8 @@ static void body_poisoned(int rank, void *arg)
     struct rig *rig = arg;
     if (rank == 2) {
         struct cp_watch watch = watch_of(rig, rank);
-        struct cp_status reason = {.code = CP_ERR_DEVICE, .rank = 2, .text = "rank 2 lost its device"};
+        struct cp_status reason = {
+            .code = CP_ERR_DEVICE, .rank = 2, .text = "rank 2 lost its device"};
         ranks_sleep_us(5000);
         cp_watch_poison(&watch, &reason);
     } else {
@@ -279,29 +287,40 @@ TEST(poison_ends_the_wait_of_all)
     cp_mem_destroy(&rig.page);
 }
 
-/* Every rank has written n: poisoned or not, with dead ranks or not, all can read it. */
+/* Every rank has written n: poisoned or not, with dead ranks or not, all can read it.
+ */
 TEST(what_was_written_stays_readable_after_poison_and_death)
 {
     struct rig rig;
     REQUIRE(rig_init(&rig, 2, 1));
     struct cp_watch watch[2] = {watch_of(&rig, 0), watch_of(&rig, 1)};
-    struct cp_gate gate[2] = {{.page = rig.page, .watch = &watch[0]}, {.page = rig.page, .watch = &watch[1]}};
+    struct cp_gate gate[2] = {{.page = rig.page, .watch = &watch[0]},
+                              {.page = rig.page, .watch = &watch[1]}};
     struct cp_record mine = record_of(1, 1), all[2];
     gate[1].seq = 1;
     write_record(&gate[1], &mine);
     atomic_store(&rig.is_gone[1], 1);
     mine = record_of(0, 1);
-    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 1)", cp_deadline_in(1.0)), CP_OK);
+    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 1)",
+                                  cp_deadline_in(1.0)),
+                 CP_OK);
     (void)is_record_of(&all[1], 1, 1);
-    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 2)", cp_deadline_in(1.0)), CP_ERR_COMM);
+    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 2)",
+                                  cp_deadline_in(1.0)),
+                 CP_ERR_COMM);
     CHECK_STR_HAS(cp_last_error()->text, "rank 1 is gone");
     CHECK_STR_HAS(cp_last_error()->text, "attention (call 2)");
-    /* Rank 1's wait for call 1, begun before the poison, still succeeds: it looks for the records first. */
-    struct cp_wait wait = {
-        .is_ready = all_have_come, .needs = is_missing, .arg = &gate[1], .operation = "attention (call 1)"};
+    /* Rank 1's wait for call 1, begun before the poison, still succeeds: it looks for
+     * the records first. */
+    struct cp_wait wait = {.is_ready = all_have_come,
+                           .needs = is_missing,
+                           .arg = &gate[1],
+                           .operation = "attention (call 1)"};
     CHECK_EQ_I64(cp_watch_wait(&watch[1], &wait, cp_deadline_in(1.0)), CP_OK);
     /* The next call says why. */
-    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 3)", cp_deadline_in(1.0)), CP_ERR_COMM);
+    CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 3)",
+                                  cp_deadline_in(1.0)),
+                 CP_ERR_COMM);
     CHECK_STR_HAS(cp_last_error()->text, "attention (call 2)");
     cp_mem_destroy(&rig.page);
 }
@@ -328,7 +347,8 @@ static void body_dies(int rank, void *arg)
     has_delays = false;
 }
 
-/* The others complete exactly the rounds whose record the dead rank had published, then all say the same. */
+/* The others complete exactly the rounds whose record the dead rank had published, then
+ * all say the same. */
 static void check_death(const char *point, int after, int world)
 {
     struct death death = {.point = point, .after = after};
@@ -336,12 +356,14 @@ static void check_death(const char *point, int after, int world)
     REQUIRE(rig_init(&death.rig, world, 400));
     ranks_as_threads(world, body_dies, &death);
     const struct place *dead = &death.rig.page->rank[1];
-    uint64_t even = atomic_load(&dead->record[0].seq), odd = atomic_load(&dead->record[1].seq);
+    uint64_t even = atomic_load(&dead->record[0].seq),
+             odd = atomic_load(&dead->record[1].seq);
     uint64_t published = even > odd ? even : odd;
     (void)snprintf(call, sizeof call, "(call %llu)", (unsigned long long)published + 1);
     REQUIRE(death.rig.is_gone[1]);
     for (int rank = 0; rank < world; rank++) {
-        TEST_CONTEXT("death at \"%s\", pass %d, rank %d of %d", point, after, rank, world);
+        TEST_CONTEXT("death at \"%s\", pass %d, rank %d of %d", point, after, rank,
+                     world);
         if (rank != 1) {
             CHECK_EQ_I64(death.rig.code[rank], CP_ERR_COMM);
             CHECK_EQ_U64(death.rig.last[rank], published);
@@ -356,9 +378,10 @@ static void check_death(const char *point, int after, int world)
 TEST(death_at_every_step)
 {
     static const char *const points[] = {
-        "gate: before writing", "gate: before seq",     "gate: before ringing",    "bell: before sleepers",
-        "watch: not ready",     "watch: before count",  "watch: before last look", "watch: before sleep",
-        "gate: before reading", "gate: reading",
+        "gate: before writing",    "gate: before seq",    "gate: before ringing",
+        "bell: before sleepers",   "watch: not ready",    "watch: before count",
+        "watch: before last look", "watch: before sleep", "gate: before reading",
+        "gate: reading",
     };
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         for (int world = 2; world <= 3; world++) {
@@ -374,7 +397,8 @@ static void body_dies_poisoning(int rank, void *arg)
     struct death *death = arg;
     if (rank == 1) {
         struct cp_watch watch = watch_of(&death->rig, rank);
-        struct cp_status reason = {.code = CP_ERR_DEVICE, .rank = 1, .text = "never read"};
+        struct cp_status reason = {
+            .code = CP_ERR_DEVICE, .rank = 1, .text = "never read"};
         die_at = "poison: writing";
         die_after = 0;
         die_in = &death->rig;

@@ -1,22 +1,21 @@
-/* The meeting: real processes, late and in every order, among strangers, with deaths; and ranks as threads. */
-#include "test.h"
-
-#include "ranks.h"
-
+/* The meeting: real processes, late and in every order, among strangers, with deaths;
+ * and ranks as threads. */
 #include "control/meet.c"
+#include "ranks.h"
+#include "test.h"
 
 struct scene {
     int world;
     int order[RANKS_MOST]; /* rank -> how many delays it comes late */
     int delay_us;
     double seconds;
-
 };
 
 static const char *key_of(pid_t pid, const char *name)
 {
     static _Thread_local char key[2000];
-    (void)snprintf(key, sizeof key, "test_meet %d %llu %s", (int)pid, (unsigned long long)test_seed, name);
+    (void)snprintf(key, sizeof key, "test_meet %d %llu %s", (int)pid,
+                   (unsigned long long)test_seed, name);
     return key;
 }
 
@@ -32,13 +31,15 @@ static struct cp_meet_args args_of(const char *key, int rank, int world, double 
     return args;
 }
 
-/* Is everything there that a meeting promises? Marks the page, so that all must see all. */
+/* Is everything there that a meeting promises? Marks the page, so that all must see
+ * all. */
 static void check_meeting(struct cp_meeting *meeting, int rank, int world)
 {
     for (int peer = 0; peer < world; peer++) {
         TEST_CONTEXT("rank %d of %d about rank %d", rank, world, peer);
         CHECK_EQ_I64(cp_meeting_hello(meeting, peer)->bytes[0], peer + 1);
-        CHECK_EQ_I64(cp_meeting_hello(meeting, peer)->bytes[CP_HELLO_BYTES - 1], peer + 1);
+        CHECK_EQ_I64(cp_meeting_hello(meeting, peer)->bytes[CP_HELLO_BYTES - 1],
+                     peer + 1);
         if (peer == rank) {
             CHECK_EQ_I64(cp_meeting_window_fd(meeting, peer), -1);
             continue;
@@ -52,7 +53,8 @@ static void check_meeting(struct cp_meeting *meeting, int rank, int world)
     /* The bell's word counts the ranks that saw this page. */
     _Atomic uint32_t *word = &cp_page_bell(cp_meeting_page(meeting))->count;
     atomic_fetch_add(word, 1);
-    for (int waited = 0; waited < 5000 && atomic_load(word) < (uint32_t)world; waited++) {
+    for (int waited = 0; waited < 5000 && atomic_load(word) < (uint32_t)world;
+         waited++) {
         ranks_sleep_us(1000);
     }
     CHECK_EQ_U64(atomic_load(word), (uint64_t)world);
@@ -121,7 +123,8 @@ TEST(processes_6)
 
 TEST(late_in_every_order)
 {
-    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                     {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     for (int i = 0; i < 6; i++) {
         struct scene scene = {.world = 3, .delay_us = 30000, .seconds = 20.0};
         memcpy(scene.order, orders[i], sizeof orders[i]);
@@ -136,7 +139,8 @@ static void body_absent(int rank, void *arg)
     if (rank == 1 || rank == 3) {
         return;
     }
-    struct cp_meet_args args = args_of(key_of(getpid(), "absent"), rank, scene->world, 0.2);
+    struct cp_meet_args args =
+        args_of(key_of(getpid(), "absent"), rank, scene->world, 0.2);
     int64_t start = cp_now_ns();
     CHECK_EQ_I64(cp_meet(&args, &meeting), CP_ERR_TIMEOUT);
     CHECK(cp_now_ns() - start < 1500000000);
@@ -190,7 +194,8 @@ TEST(a_rank_twice)
 
 TEST(other_keys_and_worlds_do_not_meet)
 {
-    struct hash a = hash_of("a", 2), b = hash_of("b", 2), c = hash_of("a", 3), again = hash_of("a", 2);
+    struct hash a = hash_of("a", 2), b = hash_of("b", 2), c = hash_of("a", 3),
+                again = hash_of("a", 2);
     CHECK(memcmp(&a, &b, sizeof a) != 0);
     CHECK(memcmp(&a, &c, sizeof a) != 0);
     CHECK_EQ_BYTES(&a, &again, sizeof a);
@@ -228,8 +233,19 @@ TEST(failed_allocations_leave_nothing)
     (void)close(args.window_fd);
 }
 
-/* Strangers: connected to rank 0's listener before anybody else, saying nothing, or anything but a hello. */
-enum garbage { SILENT, BYTES, EMPTY, WRONG_HASH, WRONG_TARGET, OWN_RANK, NO_WINDOW, MANY_FDS, GARBAGE_COUNT };
+/* Strangers: connected to rank 0's listener before anybody else, saying nothing, or
+ * anything but a hello. */
+enum garbage {
+    SILENT,
+    BYTES,
+    EMPTY,
+    WRONG_HASH,
+    WRONG_TARGET,
+    OWN_RANK,
+    NO_WINDOW,
+    MANY_FDS,
+    GARBAGE_COUNT
+};
 
 static int connect_stranger(const struct cp_meeting *target, int rank)
 {
@@ -242,7 +258,8 @@ static int connect_stranger(const struct cp_meeting *target, int rank)
     return fd;
 }
 
-static void say(int fd, struct cp_meeting *as, enum garbage garbage, const struct cp_hello *hello)
+static void say(int fd, struct cp_meeting *as, enum garbage garbage,
+                const struct cp_hello *hello)
 {
     struct cp_meeting liar = *as;
     char bytes[4000];
@@ -292,7 +309,8 @@ static void say(int fd, struct cp_meeting *as, enum garbage garbage, const struc
         rights->cmsg_type = SCM_RIGHTS;
         rights->cmsg_len = CMSG_LEN(100 * sizeof(int));
         for (int i = 0; i < 100; i++) {
-            memcpy(CMSG_DATA(rights) + (size_t)i * sizeof(int), &as->own_window_fd, sizeof(int));
+            memcpy(CMSG_DATA(rights) + (size_t)i * sizeof(int), &as->own_window_fd,
+                   sizeof(int));
         }
         (void)!sendmsg(fd, &header, MSG_NOSIGNAL);
         break;
@@ -327,10 +345,14 @@ static void body_among_strangers(int rank, void *arg)
     target.own_window_fd = memfd_create("stranger", MFD_CLOEXEC);
     for (int i = 0; i < strangers->count; i++) {
         fds[i] = connect_stranger(&target, 0);
-        say(fds[i], &target, strangers->only_silent ? SILENT : (enum garbage)(i % GARBAGE_COUNT), &hello);
+        say(fds[i], &target,
+            strangers->only_silent ? SILENT : (enum garbage)(i % GARBAGE_COUNT),
+            &hello);
     }
     atomic_store(&strangers->are_there, 1);
-    for (int waited = 0; waited < 5000 && atomic_load(&strangers->have_met) < strangers->world; waited++) {
+    for (int waited = 0;
+         waited < 5000 && atomic_load(&strangers->have_met) < strangers->world;
+         waited++) {
         ranks_sleep_us(1000);
     }
     for (int i = 0; i < strangers->count; i++) {
@@ -345,7 +367,8 @@ static void check_strangers(bool only_silent)
     int before = count_fds();
     int64_t start = cp_now_ns();
     ranks_as_threads(4, body_among_strangers, &strangers);
-    CHECK(cp_now_ns() - start < 1900000000); /* nobody waited for a silent one's time to pass */
+    CHECK(cp_now_ns() - start <
+          1900000000); /* nobody waited for a silent one's time to pass */
     CHECK_EQ_I64(count_fds(), before);
 }
 
@@ -385,7 +408,10 @@ TEST(other_users_are_not_let_in)
     if (geteuid() != 0) {
         TEST_SKIP("only root can play another user");
     }
-    struct cp_meeting target = {.rank = 1, .world = 2, .page_fd = -1, .hash = hash_of(key_of(getpid(), "users"), 2)};
+    struct cp_meeting target = {.rank = 1,
+                                .world = 2,
+                                .page_fd = -1,
+                                .hash = hash_of(key_of(getpid(), "users"), 2)};
     target.own_window_fd = memfd_create("stranger", MFD_CLOEXEC);
     pid_t other = ranks_start_process(0, body_other_user, &target);
     ranks_as_threads(2, body_admits_own_user, NULL);
@@ -415,7 +441,8 @@ static void body_mortal(int rank, void *arg)
                             meeting->peer[0].fd == -1 && cp_meeting_is_dead(meeting, 0);
             cp_meeting_close(&meeting);
             (void)fcntl(args.window_fd, F_GETFD);
-            atomic_store(&death->child, is_clean && errno == EBADF ? (int)getpid() : -1);
+            atomic_store(&death->child,
+                         is_clean && errno == EBADF ? (int)getpid() : -1);
             for (;;) {
                 ranks_sleep_us(1000000);
             }
@@ -443,7 +470,9 @@ static void body_mortal(int rank, void *arg)
         ranks_sleep_us(200);
     }
     CHECK(cp_meeting_is_dead(meeting, 1));
-    CHECK(cp_now_ns() - start < 500000000); /* the killer needs a moment; seeing it takes no more than 0.1 s */
+    CHECK(
+        cp_now_ns() - start <
+        500000000); /* the killer needs a moment; seeing it takes no more than 0.1 s */
     CHECK(!cp_meeting_is_dead(meeting, 2 - rank));
     /* What the dead one had is still there. */
     CHECK_EQ_I64(cp_meeting_hello(meeting, 1)->bytes[0], 2);
@@ -457,7 +486,8 @@ static void body_mortal(int rank, void *arg)
 
 TEST(death_is_seen_even_with_a_living_child)
 {
-    struct death *death = mmap(NULL, sizeof *death, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct death *death = mmap(NULL, sizeof *death, PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(death != MAP_FAILED);
     for (int how = 0; how < 3; how++) {
         pid_t pids[3];
@@ -467,7 +497,8 @@ TEST(death_is_seen_even_with_a_living_child)
             pids[rank] = ranks_start_process(rank, body_mortal, death);
         }
         if (how == 0) {
-            while (atomic_load(&death->has_met) < 2 || atomic_load(&death->child) == 0) {
+            while (atomic_load(&death->has_met) < 2 ||
+                   atomic_load(&death->child) == 0) {
                 ranks_sleep_us(1000);
             }
             (void)kill(pids[1], SIGKILL);
@@ -484,7 +515,8 @@ TEST(death_is_seen_even_with_a_living_child)
     (void)munmap(death, sizeof *death);
 }
 
-/* Rank 2 dies in its meeting, before rank 1 has come; started anew, it meets them all. */
+/* Rank 2 dies in its meeting, before rank 1 has come; started anew, it meets them all.
+ */
 static void body_restart(int rank, void *arg)
 {
     _Atomic int *first_is_gone = arg;
@@ -508,7 +540,8 @@ static void body_restart(int rank, void *arg)
 
 TEST(a_rank_started_anew_is_let_in)
 {
-    _Atomic int *first_is_gone = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic int *first_is_gone =
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(first_is_gone != MAP_FAILED);
     ranks_as_processes(4, body_restart, first_is_gone);
     (void)munmap(first_is_gone, 4096);
@@ -538,7 +571,8 @@ TEST(who_closes_early_leaves_the_others_meeting_whole)
     }
 }
 
-/* While one thread forks again and again, meetings in another leave no descriptor in the children. */
+/* While one thread forks again and again, meetings in another leave no descriptor in
+ * the children. */
 static void body_forks(int rank, void *arg)
 {
     _Atomic int *stop = arg;
@@ -546,10 +580,13 @@ static void body_forks(int rank, void *arg)
         while (!atomic_load(stop)) {
             pid_t child = fork();
             if (child == 0) {
-                for (struct cp_meeting *meeting = meetings; meeting != NULL; meeting = meeting->next) {
-                    bool is_clean = meeting->listener == -1 && meeting->page == NULL && meeting->stranger_count == 0;
+                for (struct cp_meeting *meeting = meetings; meeting != NULL;
+                     meeting = meeting->next) {
+                    bool is_clean = meeting->listener == -1 && meeting->page == NULL &&
+                                    meeting->stranger_count == 0;
                     for (int peer = 0; peer < meeting->world; peer++) {
-                        is_clean = is_clean && meeting->peer[peer].fd == -1 && meeting->peer[peer].window_fd == -1;
+                        is_clean = is_clean && meeting->peer[peer].fd == -1 &&
+                                   meeting->peer[peer].window_fd == -1;
                     }
                     if (!is_clean) {
                         _exit(1);
@@ -558,7 +595,8 @@ static void body_forks(int rank, void *arg)
                 for (int fd = 3; fd < 64; fd++) {
                     struct sockaddr_un name;
                     socklen_t size = sizeof name;
-                    if (getsockname(fd, (struct sockaddr *)&name, &size) == 0 && name.sun_family == AF_UNIX) {
+                    if (getsockname(fd, (struct sockaddr *)&name, &size) == 0 &&
+                        name.sun_family == AF_UNIX) {
                         _exit(2);
                     }
                 }

@@ -1,9 +1,7 @@
 /* Counted memory and its switch. */
-#include "test.h"
-
-#include "ranks.h"
-
 #include "base/mem.h"
+#include "ranks.h"
+#include "test.h"
 
 TEST(memory_is_zero_and_aligned)
 {
@@ -52,7 +50,8 @@ TEST(the_kth_allocation_fails_once)
         cp_mem_fail_after(k);
         for (int i = 0; i < 6; i++) {
             void *block = NULL;
-            CHECK_EQ_I64(cp_mem_create(8, "a test", &block), i == k ? CP_ERR_NO_MEMORY : CP_OK);
+            CHECK_EQ_I64(cp_mem_create(8, "a test", &block),
+                         i == k ? CP_ERR_NO_MEMORY : CP_OK);
             cp_mem_destroy(&block);
         }
         cp_mem_fail_after(-1);

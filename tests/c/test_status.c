@@ -1,13 +1,12 @@
 /* One list of errors, one sentence a thread. */
-#include "test.h"
-
-#include "ranks.h"
-
 #include "base/status.h"
+#include "ranks.h"
+#include "test.h"
 
 TEST(a_sentence_is_kept)
 {
-    CHECK_EQ_I64(cp_fail(CP_ERR_VALUE, "ring_degree %d does not divide %d", 3, 8), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_fail(CP_ERR_VALUE, "ring_degree %d does not divide %d", 3, 8),
+                 CP_ERR_VALUE);
     CHECK_EQ_I64(cp_last_error()->code, CP_ERR_VALUE);
     CHECK_EQ_I64(cp_last_error()->rank, -1);
     CHECK_EQ_STR(cp_last_error()->text, "ring_degree 3 does not divide 8");
@@ -28,7 +27,8 @@ TEST(a_long_sentence_is_cut)
 TEST(anothers_error_becomes_ones_own)
 {
     struct cp_status theirs = {.code = CP_ERR_DEVICE, .rank = 4};
-    memset(theirs.text, 'b', sizeof theirs.text); /* from another process: not even ended */
+    memset(theirs.text, 'b',
+           sizeof theirs.text); /* from another process: not even ended */
     CHECK_EQ_I64(cp_fail_as(&theirs), CP_ERR_DEVICE);
     CHECK_EQ_I64(cp_last_error()->rank, 4);
     CHECK_EQ_U64(strlen(cp_last_error()->text), CP_STATUS_TEXT - 1);
@@ -42,7 +42,8 @@ static void body(int rank, void *arg)
     for (int i = 0; i < 1000; i++) {
         char want[40];
         (void)snprintf(want, sizeof want, "rank %d says %d", rank, i);
-        CHECK_EQ_I64(cp_fail_rank(CP_ERR_COMM, rank, "rank %d says %d", rank, i), CP_ERR_COMM);
+        CHECK_EQ_I64(cp_fail_rank(CP_ERR_COMM, rank, "rank %d says %d", rank, i),
+                     CP_ERR_COMM);
         CHECK_EQ_STR(cp_last_error()->text, want);
     }
 }

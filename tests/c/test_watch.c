@@ -1,12 +1,11 @@
-/* The waiting mechanism: order of looks, sentences, and that no wake-up is lost. Ranks are threads. */
+/* The waiting mechanism: order of looks, sentences, and that no wake-up is lost. Ranks
+ * are threads. */
 #define CP_TEST_POINTS
-#include "test.h"
-
-#include "ranks.h"
+#include <sys/mman.h>
 
 #include "base/watch.c"
-
-#include <sys/mman.h>
+#include "ranks.h"
+#include "test.h"
 
 /* What a point does, or NULL; one test at a time. */
 static void (*_Atomic at_point)(const char *name);
@@ -24,8 +23,8 @@ struct shared {
     struct cp_poison poison;
     _Atomic int came[RANKS_MOST];
     _Atomic int is_dead[RANKS_MOST];
-    _Atomic int asked;    /* for an interruption */
-    int wanted_rank;      /* whom everybody waits for; -1: all */
+    _Atomic int asked; /* for an interruption */
+    int wanted_rank;   /* whom everybody waits for; -1: all */
     int world;
     int publish_when_dead; /* the dead rank stores at the moment of death */
 };
@@ -43,7 +42,8 @@ static bool has_died(void *peers, int rank)
 static bool wants(const void *arg, int rank)
 {
     const struct shared *shared = arg;
-    return (shared->wanted_rank < 0 || shared->wanted_rank == rank) && atomic_load(&shared->came[rank]) == 0;
+    return (shared->wanted_rank < 0 || shared->wanted_rank == rank) &&
+           atomic_load(&shared->came[rank]) == 0;
 }
 
 static bool is_all_there(const void *arg)
@@ -70,7 +70,10 @@ static struct cp_watch watch_of(struct shared *shared, int rank)
 
 static struct cp_wait wait_of(struct shared *shared)
 {
-    return (struct cp_wait){.is_ready = is_all_there, .needs = wants, .arg = shared, .operation = "attention (call 7)"};
+    return (struct cp_wait){.is_ready = is_all_there,
+                            .needs = wants,
+                            .arg = shared,
+                            .operation = "attention (call 7)"};
 }
 
 static struct cp_status reason_of(enum cp_code code, const char *text)
@@ -82,7 +85,8 @@ static struct cp_status reason_of(enum cp_code code, const char *text)
 
 TEST(what_is_there_wins_over_poison_death_and_deadline)
 {
-    struct shared shared = {.world = 3, .wanted_rank = -1, .came = {1, 1, 1}, .is_dead = {0, 1, 0}};
+    struct shared shared = {
+        .world = 3, .wanted_rank = -1, .came = {1, 1, 1}, .is_dead = {0, 1, 0}};
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
     struct cp_status reason = reason_of(CP_ERR_COMM, "broken");
@@ -99,7 +103,8 @@ TEST(timeout_names_one_rank)
     CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(0.05)), CP_ERR_TIMEOUT);
     CHECK(cp_now_ns() - start >= 50000000);
     CHECK(cp_now_ns() - start < 1000000000);
-    CHECK_EQ_STR(cp_last_error()->text, "rank 2 did not come to attention (call 7) within 0.1 s");
+    CHECK_EQ_STR(cp_last_error()->text,
+                 "rank 2 did not come to attention (call 7) within 0.1 s");
     CHECK_EQ_I64(cp_watch_check(&watch), CP_ERR_TIMEOUT);
     CHECK_STR_HAS(shared.poison.status.text, "rank 2 did not come");
 }
@@ -110,7 +115,8 @@ TEST(timeout_names_all_ranks_missing)
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
     CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(0.0)), CP_ERR_TIMEOUT);
-    CHECK_STR_HAS(cp_last_error()->text, "ranks 1, 3 did not come to attention (call 7) within 0.0 s");
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "ranks 1, 3 did not come to attention (call 7) within 0.0 s");
 }
 
 TEST(death_is_named)
@@ -119,8 +125,10 @@ TEST(death_is_named)
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
     CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(5.0)), CP_ERR_COMM);
-    CHECK_EQ_STR(cp_last_error()->text, "rank 2 is gone (its process ended or it closed its context) while rank 0 "
-                                        "waited for it in attention (call 7)");
+    CHECK_EQ_STR(
+        cp_last_error()->text,
+        "rank 2 is gone (its process ended or it closed its context) while rank 0 "
+        "waited for it in attention (call 7)");
     CHECK_EQ_I64(cp_last_error()->rank, 2);
 }
 
@@ -135,7 +143,8 @@ TEST(death_of_a_rank_not_waited_for_is_none_of_our_business)
 
 TEST(a_rank_may_publish_and_die)
 {
-    struct shared shared = {.world = 2, .wanted_rank = -1, .is_dead = {0, 1}, .publish_when_dead = 1};
+    struct shared shared = {
+        .world = 2, .wanted_rank = -1, .is_dead = {0, 1}, .publish_when_dead = 1};
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
     CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(5.0)), CP_OK);
@@ -143,7 +152,8 @@ TEST(a_rank_may_publish_and_die)
 
 TEST(one_that_published_and_died_does_not_hide_one_that_only_died)
 {
-    struct shared shared = {.world = 4, .wanted_rank = -1, .is_dead = {0, 1, 1}, .publish_when_dead = 1};
+    struct shared shared = {
+        .world = 4, .wanted_rank = -1, .is_dead = {0, 1, 1}, .publish_when_dead = 1};
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
     CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(0.05)), CP_ERR_TIMEOUT);
@@ -163,7 +173,8 @@ static void come_and_poison(const char *name)
     }
 }
 
-/* The other rank comes, goes on and breaks the context, all between this one's look for it and for poison. */
+/* The other rank comes, goes on and breaks the context, all between this one's look for
+ * it and for poison. */
 TEST(poison_of_what_came_after_does_not_hide_what_came_before)
 {
     struct shared shared = {.world = 2, .wanted_rank = -1};
@@ -205,7 +216,8 @@ TEST(first_poison_wins)
     struct shared shared = {.world = 2, .wanted_rank = -1};
     struct cp_watch watch = watch_of(&shared, 0);
     struct cp_wait wait = wait_of(&shared);
-    struct cp_status first = reason_of(CP_ERR_DEVICE, "first"), second = reason_of(CP_ERR_COMM, "second");
+    struct cp_status first = reason_of(CP_ERR_DEVICE, "first"),
+                     second = reason_of(CP_ERR_COMM, "second");
     CHECK_EQ_I64(cp_watch_check(&watch), CP_OK);
     cp_watch_poison(&watch, &first);
     cp_watch_poison(&watch, &second);
@@ -228,7 +240,8 @@ static void body_times_out(int rank, void *arg)
 TEST(all_ranks_say_the_same)
 {
     for (int round = 0; round < 4; round++) {
-        struct shared shared = {.world = 5, .wanted_rank = -1, .is_dead = {0, 0, 0, 0, round % 2}};
+        struct shared shared = {
+            .world = 5, .wanted_rank = -1, .is_dead = {0, 0, 0, 0, round % 2}};
         ranks_as_threads(4, body_times_out, &shared);
     }
 }
@@ -277,7 +290,9 @@ TEST(poison_that_is_being_written_is_waited_for)
 static enum cp_code count_and_interrupt(void *arg)
 {
     struct shared *shared = arg;
-    return atomic_fetch_add(&shared->asked, 1) < 5 ? CP_OK : cp_fail(CP_ERR_INTERRUPTED, "Ctrl-C");
+    return atomic_fetch_add(&shared->asked, 1) < 5
+               ? CP_OK
+               : cp_fail(CP_ERR_INTERRUPTED, "Ctrl-C");
 }
 
 TEST(interruption_ends_the_wait_and_tells_the_others)
@@ -288,9 +303,11 @@ TEST(interruption_ends_the_wait_and_tells_the_others)
     int64_t start = cp_now_ns();
     watch.interrupt = count_and_interrupt;
     watch.interrupt_arg = &shared;
-    CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(20.0)), CP_ERR_INTERRUPTED);
+    CHECK_EQ_I64(cp_watch_wait(&watch, &wait, cp_deadline_in(20.0)),
+                 CP_ERR_INTERRUPTED);
     CHECK(cp_now_ns() - start < 600000000); /* six times at ten a second */
-    CHECK_STR_HAS(cp_last_error()->text, "rank 0 was interrupted in attention (call 7)");
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "rank 0 was interrupted in attention (call 7)");
     CHECK_EQ_I64(cp_watch_check(&watch), CP_ERR_COMM);
     CHECK_STR_HAS(cp_last_error()->text, "rank 0 was interrupted");
 }
@@ -322,8 +339,9 @@ TEST(waiting_without_spinning_is_sleeping)
     CHECK(atomic_load(&looks) < 20000);
 }
 
-/* A lost wake-up does not hang, since sleeps are short slices; it shows as a wait that takes a whole slice. The
- * waiter stops at a point until the other has stored and rung (or the other way round); then it must come at once. */
+/* A lost wake-up does not hang, since sleeps are short slices; it shows as a wait that
+ * takes a whole slice. The waiter stops at a point until the other has stored and rung
+ * (or the other way round); then it must come at once. */
 static const char *_Atomic stop_at;
 static _Atomic int has_stopped, may_go_on;
 
@@ -339,7 +357,7 @@ static void stop_there(const char *name)
 
 struct meeting_of_two {
     struct shared *shared;
-    int64_t late_ns;  /* from the moment both could go on to the end of the wait */
+    int64_t late_ns; /* from the moment both could go on to the end of the wait */
     int64_t go_ns;
 };
 
@@ -423,7 +441,8 @@ TEST(a_ring_wakes_who_sleeps)
 
 TEST(a_ring_wakes_another_process)
 {
-    struct meeting_of_two *two = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct meeting_of_two *two =
+        mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(two != MAP_FAILED);
     int64_t best = INT64_MAX;
     for (int attempt = 0; attempt < 5; attempt++) {
