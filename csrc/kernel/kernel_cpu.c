@@ -3,6 +3,9 @@
 
 #include <stdio.h>
 #include <string.h>
+#ifdef CP_HAVE_X86
+#include <cpuid.h>
+#endif
 
 /* Ascending. Index 0 is available everywhere. */
 static const struct cp_kernel_ops *const kernels[] = {
@@ -17,10 +20,17 @@ static const struct cp_kernel_ops *const kernels[] = {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 #ifdef CP_HAVE_X86
+/* Clang 14's builtin does not know the name. */
+static bool has_f16c(void)
+{
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (unsigned)bit_F16C) != 0;
+}
+
 /* These builtins look at what the system saves (XCR0) as well as at what the CPU has. */
 bool cp_kernel_cpu_has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 bool cp_kernel_cpu_has_avx512(void)

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Nearest multiple of the last place; ties to even by rint. Narrow exponent ranges end at `smallest`. */
+/* Nearest multiple of the last place; ties to even by rint. Narrow exponent ranges end
+ * at `smallest`. */
 static double round_bits(double x, int bits, int smallest)
 {
     if (x == 0 || !isfinite(x)) {
@@ -33,8 +34,8 @@ double oracle_round(double x, enum oracle_type type)
     return x;
 }
 
-static double dot(const double *a, int64_t a_step, const double *b, int64_t b_step, int64_t n,
-                  enum oracle_type sums)
+static double dot(const double *a, int64_t a_step, const double *b, int64_t b_step,
+                  int64_t n, enum oracle_type sums)
 {
     if (sums == ORACLE_F64) {
         double sum = 0;
@@ -58,7 +59,8 @@ struct head {
     double *p, *ds; /* (rows, keys) */
 };
 
-static const double *key_row(const struct head *head, const double *data, int64_t j, int64_t dim)
+static const double *key_row(const struct head *head, const double *data, int64_t j,
+                             int64_t dim)
 {
     const struct oracle_input *in = head->in;
     return data + ((head->b * in->keys + j) * in->kv_heads + head->kv) * dim;
@@ -75,11 +77,12 @@ static double score(const struct head *head, int64_t i, int64_t j)
     if (in->is_causal && in->k_first + j > in->q_first + i) {
         return -HUGE_VAL;
     }
-    double s = dot(in->q + row_at(head, i) * in->dim, 1, key_row(head, in->k, j, in->dim), 1, in->dim,
-                   head->sums);
+    double s = dot(in->q + row_at(head, i) * in->dim, 1,
+                   key_row(head, in->k, j, in->dim), 1, in->dim, head->sums);
     s = oracle_round(oracle_round(s, head->tensors) * in->scale, head->tensors);
     if (in->mask != NULL) {
-        double add = in->mask[((head->b * in->heads + head->h) * in->rows + i) * in->keys + j];
+        double add =
+            in->mask[((head->b * in->heads + head->h) * in->rows + i) * in->keys + j];
         s = oracle_round(s + add, head->tensors);
     }
     return s;
@@ -97,28 +100,34 @@ static void forward_row(const struct head *head, int64_t i)
     }
     bool is_dead = max == -HUGE_VAL; /* no key at all */
     for (int64_t j = 0; j < in->keys; j++) {
-        p[j] = is_dead ? 0 : oracle_round(exp(oracle_round(p[j] - max, head->sums)), head->sums);
+        p[j] = is_dead ? 0
+                       : oracle_round(exp(oracle_round(p[j] - max, head->sums)),
+                                      head->sums);
         sum = oracle_round(sum + p[j], head->sums);
     }
     for (int64_t j = 0; j < in->keys; j++) {
         p[j] = is_dead ? 0 : oracle_round(p[j] / sum, head->tensors);
     }
     head->out->lse[row_at(head, i)] =
-        is_dead ? -HUGE_VAL : oracle_round(max + oracle_round(log(sum), head->sums), head->sums);
+        is_dead ? -HUGE_VAL
+                : oracle_round(max + oracle_round(log(sum), head->sums), head->sums);
     for (int64_t d = 0; d < in->value_dim; d++) {
-        double x = dot(p, 1, key_row(head, in->v, 0, in->value_dim) + d, in->kv_heads * in->value_dim,
-                       in->keys, head->sums);
-        head->out->out[row_at(head, i) * in->value_dim + d] = oracle_round(x, head->tensors);
+        double x = dot(p, 1, key_row(head, in->v, 0, in->value_dim) + d,
+                       in->kv_heads * in->value_dim, in->keys, head->sums);
+        head->out->out[row_at(head, i) * in->value_dim + d] =
+            oracle_round(x, head->tensors);
     }
 }
 
 static void backward_row(const struct head *head, int64_t i)
 {
     const struct oracle_input *in = head->in;
-    const double *p = head->p + i * in->keys, *dout = in->dout + row_at(head, i) * in->value_dim;
+    const double *p = head->p + i * in->keys,
+                 *dout = in->dout + row_at(head, i) * in->value_dim;
     double *ds = head->ds + i * in->keys;
     for (int64_t j = 0; j < in->keys; j++) {
-        double dp = dot(dout, 1, key_row(head, in->v, j, in->value_dim), 1, in->value_dim, head->sums);
+        double dp = dot(dout, 1, key_row(head, in->v, j, in->value_dim), 1,
+                        in->value_dim, head->sums);
         ds[j] = oracle_round(dp, head->tensors);
     }
     double delta = dot(p, 1, ds, 1, in->keys, head->sums);
@@ -127,34 +136,36 @@ static void backward_row(const struct head *head, int64_t i)
     for (int64_t j = 0; j < in->keys; j++) {
         double size = p[j] * (fabs(ds[j]) + fabs(delta) + fabs(dlse));
         head->out->ds_size = size > head->out->ds_size ? size : head->out->ds_size;
-        double inner = oracle_round(oracle_round(ds[j] - delta, head->sums) + dlse, head->sums);
+        double inner =
+            oracle_round(oracle_round(ds[j] - delta, head->sums) + dlse, head->sums);
         ds[j] = oracle_round(p[j] * inner, head->tensors);
     }
     for (int64_t d = 0; d < in->dim; d++) {
-        double x = dot(ds, 1, key_row(head, in->k, 0, in->dim) + d, in->kv_heads * in->dim, in->keys,
-                       head->sums);
+        double x = dot(ds, 1, key_row(head, in->k, 0, in->dim) + d,
+                       in->kv_heads * in->dim, in->keys, head->sums);
         head->out->dq[row_at(head, i) * in->dim + d] =
             oracle_round(oracle_round(x, head->tensors) * in->scale, head->tensors);
     }
 }
 
 /* to (keys, kv heads, dim) += factor * weight^T rows, over one head's queries */
-static void backward_keys(const struct head *head, const double *weight, const double *rows, int64_t dim,
-                          double factor, double *to)
+static void backward_keys(const struct head *head, const double *weight,
+                          const double *rows, int64_t dim, double factor, double *to)
 {
     const struct oracle_input *in = head->in;
     for (int64_t j = 0; j < in->keys; j++) {
         double *row = to + ((head->b * in->keys + j) * in->kv_heads + head->kv) * dim;
         for (int64_t d = 0; d < dim; d++) {
-            double x = dot(weight + j, in->keys, rows + row_at(head, 0) * dim + d, in->heads * dim, in->rows,
-                           head->sums);
-            row[d] = oracle_round(row[d] + oracle_round(x * factor, head->tensors), head->tensors);
+            double x = dot(weight + j, in->keys, rows + row_at(head, 0) * dim + d,
+                           in->heads * dim, in->rows, head->sums);
+            row[d] = oracle_round(row[d] + oracle_round(x * factor, head->tensors),
+                                  head->tensors);
         }
     }
 }
 
-void oracle_run(const struct oracle_input *in, enum oracle_type sums, enum oracle_type tensors,
-                struct oracle_output *out)
+void oracle_run(const struct oracle_input *in, enum oracle_type sums,
+                enum oracle_type tensors, struct oracle_output *out)
 {
     size_t count = (size_t)(in->rows * in->keys) + 1;
     struct head head = {.in = in, .out = out, .sums = sums, .tensors = tensors};

@@ -1,8 +1,10 @@
-/* Attention written down as the formula reads, over whole sequences, forward and backward: the truth in float64,
- * and, rounding after every step, the plain method in a narrower type, whose error is the yardstick for kernels.
+/* Attention written down as the formula reads, over whole sequences, forward and
+ * backward: the truth in float64, and, rounding after every step, the plain method in a
+ * narrower type, whose error is the yardstick for kernels.
  *
- * Shares no code with csrc/. All arrays are dense doubles: q (B, rows, heads, D), k (B, keys, kv heads, D), v (...,
- * Dv), out and dout (B, rows, heads, Dv), lse and dlse (B, rows, heads), mask (B, heads, rows, keys). */
+ * Shares no code with csrc/. All arrays are dense doubles: q (B, rows, heads, D), k (B,
+ * keys, kv heads, D), v (..., Dv), out and dout (B, rows, heads, Dv), lse and dlse (B,
+ * rows, heads), mask (B, heads, rows, keys). */
 #ifndef CP_TESTS_ORACLE_H
 #define CP_TESTS_ORACLE_H
 
@@ -24,15 +26,18 @@ struct oracle_input {
 struct oracle_output {
     double *out, *lse;
     double *dq, *dk, *dv; /* NULL: no backward */
-    double score_size;    /* largest finite |score|: its rounding is an error of every weight */
-    double ds_size;       /* largest p (|dp| + |delta|): what the gradient of a score is a difference of */
+    double score_size;    /* largest finite |score|: its rounding is an error of every
+                             weight */
+    double ds_size; /* largest p (|dp| + |delta|): what the gradient of a score is a
+                       difference of */
 };
 
 /* The nearest number of that type, as a double. */
 double oracle_round(double x, enum oracle_type type);
 
-/* Sums are kept in `sums`, float64 or float32; whatever is a tensor of its own is rounded to `tensors`. */
-void oracle_run(const struct oracle_input *in, enum oracle_type sums, enum oracle_type tensors,
-                struct oracle_output *out);
+/* Sums are kept in `sums`, float64 or float32; whatever is a tensor of its own is
+ * rounded to `tensors`. */
+void oracle_run(const struct oracle_input *in, enum oracle_type sums,
+                enum oracle_type tensors, struct oracle_output *out);
 
 #endif

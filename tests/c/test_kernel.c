@@ -1,7 +1,8 @@
 /* Every CPU kernel that runs here against the oracle, over random calls.
  *
- * A call is made as the executor makes it: keys come in blocks cut at random, packed into panels, heads in groups;
- * tensors lie in memory in any order of their axes; scratch is full of NaN; guard bytes stand around everything. */
+ * A call is made as the executor makes it: keys come in blocks cut at random, packed
+ * into panels, heads in groups; tensors lie in memory in any order of their axes;
+ * scratch is full of NaN; guard bytes stand around everything. */
 #include "kernel/kernel_cpu.h"
 #include "oracle.h"
 #include "tensor/convert.h"
@@ -53,7 +54,8 @@ static void blocks_end(int first)
 static void number_write(char *to, enum cp_dtype dtype, double x)
 {
     float narrow = (float)x;
-    uint16_t half = dtype == CP_DTYPE_FLOAT16 ? cp_f32_to_f16(narrow) : cp_f32_to_bf16(narrow);
+    uint16_t half =
+        dtype == CP_DTYPE_FLOAT16 ? cp_f32_to_f16(narrow) : cp_f32_to_bf16(narrow);
     bool truth = x == 0; /* a mask: what is added is 0 where it is true */
     if (dtype == CP_DTYPE_FLOAT64) {
         memcpy(to, &x, sizeof x);
@@ -78,7 +80,8 @@ static double number_read(const char *from, enum cp_dtype dtype)
         x = (double)narrow;
     } else {
         memcpy(&half, from, sizeof half);
-        x = (double)(dtype == CP_DTYPE_FLOAT16 ? cp_f16_to_f32(half) : cp_bf16_to_f32(half));
+        x = (double)(dtype == CP_DTYPE_FLOAT16 ? cp_f16_to_f32(half)
+                                               : cp_bf16_to_f32(half));
     }
     return x;
 }
@@ -105,8 +108,9 @@ static void view_read(const struct cp_view *view, double *to)
         for (int64_t b = 0; b < view->n[1]; b++) {
             for (int64_t c = 0; c < view->n[2]; c++) {
                 for (int64_t d = 0; d < view->n[3]; d++) {
-                    const char *at = view->data + a * view->stride[0] + b * view->stride[1] +
-                                     c * view->stride[2] + d * view->stride[3];
+                    const char *at = view->data + a * view->stride[0] +
+                                     b * view->stride[1] + c * view->stride[2] +
+                                     d * view->stride[3];
                     *to++ = number_read(at, view->dtype);
                 }
             }
@@ -114,12 +118,14 @@ static void view_read(const struct cp_view *view, double *to)
     }
 }
 
-/* A view in a block of its own: half of them compact, the others with axes in any order, gaps between elements and
- * any axis backwards. */
-static struct cp_view view_new(struct test_rng *rng, enum cp_dtype dtype, const int64_t n[CP_AXES])
+/* A view in a block of its own: half of them compact, the others with axes in any
+ * order, gaps between elements and any axis backwards. */
+static struct cp_view view_new(struct test_rng *rng, enum cp_dtype dtype,
+                               const int64_t n[CP_AXES])
 {
     struct cp_view view = cp_view_compact(NULL, dtype, n[0], n[1], n[2], n[3]);
-    int64_t bytes = cp_dtype_bytes(dtype), size = cp_view_count(&view) * bytes, first = 0;
+    int64_t bytes = cp_dtype_bytes(dtype), size = cp_view_count(&view) * bytes,
+            first = 0;
     if (test_rng_range(rng, 0, 1) == 1) {
         int order[CP_AXES] = {0, 1, 2, 3};
         size = bytes;
@@ -140,7 +146,8 @@ static struct cp_view view_new(struct test_rng *rng, enum cp_dtype dtype, const 
 }
 
 /* The part [first, first + count) of one axis. */
-static struct cp_view view_part(const struct cp_view *view, int axis, int64_t first, int64_t count)
+static struct cp_view view_part(const struct cp_view *view, int axis, int64_t first,
+                                int64_t count)
 {
     int64_t from[CP_AXES] = {0}, n[CP_AXES];
     memcpy(n, view->n, sizeof n);
@@ -172,7 +179,8 @@ static double *numbers(int64_t count)
     return data;
 }
 
-static double *random_numbers(struct test_rng *rng, int64_t count, double size, enum oracle_type type)
+static double *random_numbers(struct test_rng *rng, int64_t count, double size,
+                              enum oracle_type type)
 {
     double *data = numbers(count);
     for (int64_t i = 0; i < count; i++) {
@@ -187,7 +195,8 @@ static double *random_numbers(struct test_rng *rng, int64_t count, double size, 
 
 static struct oracle_output output_new(const struct oracle_input *in)
 {
-    int64_t rows = in->batch * in->rows * in->heads, keys = in->batch * in->keys * in->kv_heads;
+    int64_t rows = in->batch * in->rows * in->heads,
+            keys = in->batch * in->keys * in->kv_heads;
     return (struct oracle_output){
         .out = numbers(rows * in->value_dim),
         .lse = numbers(rows),
@@ -214,7 +223,8 @@ static enum oracle_type oracle_type_of(enum cp_dtype dtype)
                                         : ORACLE_F16;
 }
 
-/* Any broadcast shape; bool or added; holes, rows without a key, a stretch of keys that nobody sees. */
+/* Any broadcast shape; bool or added; holes, rows without a key, a stretch of keys that
+ * nobody sees. */
 static void problem_mask(struct problem *p, struct test_rng *rng)
 {
     struct oracle_input *in = &p->in;
@@ -228,16 +238,21 @@ static void problem_mask(struct problem *p, struct test_rng *rng)
     p->mask_dtype = dtypes[test_rng_range(rng, 0, 2)];
     enum oracle_type type = oracle_type_of(p->mask_dtype);
     p->mask_values = numbers(count);
-    int64_t holes = test_rng_range(rng, 0, 9), dead_first = test_rng_range(rng, 0, in->keys);
-    int64_t dead_end = dead_first + test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->keys);
+    int64_t holes = test_rng_range(rng, 0, 9),
+            dead_first = test_rng_range(rng, 0, in->keys);
+    int64_t dead_end =
+        dead_first + test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->keys);
     bool is_dead = false;
     for (int64_t i = 0; i < count; i++) {
         int64_t key = i % (p->mask_n[3] > 0 ? p->mask_n[3] : 1);
         if (key == 0) {
             is_dead = test_rng_range(rng, 0, 9) == 0;
         }
-        bool is_hidden = is_dead || test_rng_range(rng, 0, 9) < holes || (key >= dead_first && key < dead_end);
-        double add = p->mask_dtype == CP_DTYPE_BOOL ? 0 : oracle_round(4 * (double)test_rng_float(rng), type);
+        bool is_hidden = is_dead || test_rng_range(rng, 0, 9) < holes ||
+                         (key >= dead_first && key < dead_end);
+        double add = p->mask_dtype == CP_DTYPE_BOOL
+                         ? 0
+                         : oracle_round(4 * (double)test_rng_float(rng), type);
         p->mask_values[i] = is_hidden ? -HUGE_VAL : add;
     }
     p->mask = numbers(in->batch * in->heads * in->rows * in->keys);
@@ -249,7 +264,8 @@ static void problem_mask(struct problem *p, struct test_rng *rng)
                     const int64_t at[CP_AXES] = {b, h, i, j};
                     int64_t place = 0;
                     for (int axis = 0; axis < CP_AXES; axis++) {
-                        place = place * p->mask_n[axis] + (p->mask_n[axis] > 1 ? at[axis] : 0);
+                        place = place * p->mask_n[axis] +
+                                (p->mask_n[axis] > 1 ? at[axis] : 0);
                     }
                     *to++ = p->mask_values[place];
                 }
@@ -277,7 +293,8 @@ static void problem_shape(struct problem *p, struct test_rng *rng)
     in->dim = random_dim(rng);
     in->value_dim = test_rng_range(rng, 0, 2) == 0 ? random_dim(rng) : in->dim;
     /* Bounds the time of the oracle. */
-    while (in->batch * in->heads * in->rows * in->keys * (in->dim + in->value_dim) > 1500000) {
+    while (in->batch * in->heads * in->rows * in->keys * (in->dim + in->value_dim) >
+           1500000) {
         if (in->batch > 1) {
             in->batch--;
         } else if (in->kv_heads > 1) {
@@ -292,10 +309,12 @@ static void problem_shape(struct problem *p, struct test_rng *rng)
 }
 
 /* Numbers and truth for the shape, scale and size that are set. */
-static void problem_fill(struct problem *p, struct test_rng *rng, bool has_dlse, bool has_mask)
+static void problem_fill(struct problem *p, struct test_rng *rng, bool has_dlse,
+                         bool has_mask)
 {
     struct oracle_input *in = &p->in;
-    int64_t rows = in->batch * in->rows * in->heads, keys = in->batch * in->keys * in->kv_heads;
+    int64_t rows = in->batch * in->rows * in->heads,
+            keys = in->batch * in->keys * in->kv_heads;
     in->q = p->q = random_numbers(rng, rows * in->dim, p->size, p->type);
     in->k = p->k = random_numbers(rng, keys * in->dim, p->size, p->type);
     in->v = p->v = random_numbers(rng, keys * in->value_dim, 1, p->type);
@@ -327,11 +346,13 @@ static void problem_init(struct problem *p, struct test_rng *rng, enum cp_dtype 
     p->size = kind == 0 ? 1e-3 : (kind == 1 ? 20 : 1);
     bool has_dlse = test_rng_range(rng, 0, 1) == 1;
     problem_fill(p, rng, has_dlse, test_rng_range(rng, 0, 2) > 0);
-    TEST_CONTEXT("%s B %d rows %d keys %d heads %d/%d D %d Dv %d%s%s mask %s (%d,%d,%d,%d) size %g",
-                 cp_dtype_name(dtype), (int)in->batch, (int)in->rows, (int)in->keys, (int)in->heads,
-                 (int)in->kv_heads, (int)in->dim, (int)in->value_dim, in->is_causal ? " causal" : "",
-                 in->dlse != NULL ? " dlse" : "", cp_dtype_name(p->mask_dtype), (int)p->mask_n[0],
-                 (int)p->mask_n[1], (int)p->mask_n[2], (int)p->mask_n[3], p->size);
+    TEST_CONTEXT("%s B %d rows %d keys %d heads %d/%d D %d Dv %d%s%s mask %s "
+                 "(%d,%d,%d,%d) size %g",
+                 cp_dtype_name(dtype), (int)in->batch, (int)in->rows, (int)in->keys,
+                 (int)in->heads, (int)in->kv_heads, (int)in->dim, (int)in->value_dim,
+                 in->is_causal ? " causal" : "", in->dlse != NULL ? " dlse" : "",
+                 cp_dtype_name(p->mask_dtype), (int)p->mask_n[0], (int)p->mask_n[1],
+                 (int)p->mask_n[2], (int)p->mask_n[3], p->size);
 }
 
 static void problem_free(struct problem *p)
@@ -353,8 +374,8 @@ struct tensors {
     struct cp_view q, k, v, mask, dout, dlse, out, lse, delta, dq, dk, dv;
 };
 
-static struct cp_view tensor(struct test_rng *rng, enum cp_dtype dtype, int64_t n0, int64_t n1, int64_t n2,
-                             int64_t n3, const double *values)
+static struct cp_view tensor(struct test_rng *rng, enum cp_dtype dtype, int64_t n0,
+                             int64_t n1, int64_t n2, int64_t n3, const double *values)
 {
     const int64_t n[CP_AXES] = {n0, n1, n2, n3};
     struct cp_view view = view_new(rng, dtype, n);
@@ -426,8 +447,8 @@ static struct cp_view keys_part(const struct cp_view *view, const struct cut *cu
 }
 
 /* Panels for a view of (B, rows, heads, n), sometimes with gaps between them. */
-static struct cp_view panels_new(struct test_rng *rng, const struct cp_panel *panel, const struct cp_view *like,
-                                 int fill)
+static struct cp_view panels_new(struct test_rng *rng, const struct cp_panel *panel,
+                                 const struct cp_view *like, int fill)
 {
     struct cp_view view = *like;
     int64_t bytes = cp_panel_bytes(panel, like->n[1]);
@@ -440,8 +461,9 @@ static struct cp_view panels_new(struct test_rng *rng, const struct cp_panel *pa
     return view;
 }
 
-static void attend_cut(const struct problem *p, struct test_rng *rng, const struct cp_kernel_ops *ops,
-                       const struct cp_format *format, const struct tensors *t, const struct cut *cut,
+static void attend_cut(const struct problem *p, struct test_rng *rng,
+                       const struct cp_kernel_ops *ops, const struct cp_format *format,
+                       const struct tensors *t, const struct cut *cut,
                        const struct cp_view *state)
 {
     int first = block_count;
@@ -462,8 +484,9 @@ static void attend_cut(const struct problem *p, struct test_rng *rng, const stru
     blocks_end(first);
 }
 
-static void grad_cut(const struct problem *p, const struct cp_kernel_ops *ops, const struct cp_format *format,
-                     const struct tensors *t, const struct cut *cut)
+static void grad_cut(const struct problem *p, const struct cp_kernel_ops *ops,
+                     const struct cp_format *format, const struct tensors *t,
+                     const struct cut *cut)
 {
     int first = block_count;
     struct cp_grad_args args = {
@@ -486,8 +509,9 @@ static void grad_cut(const struct problem *p, const struct cp_kernel_ops *ops, c
 }
 
 /* Forward and, from its own results, backward of one group of heads. */
-static void run_heads(const struct problem *p, struct test_rng *rng, const struct cp_kernel_ops *ops,
-                      const struct cp_format *format, const struct tensors *t, struct cut cut)
+static void run_heads(const struct problem *p, struct test_rng *rng,
+                      const struct cp_kernel_ops *ops, const struct cp_format *format,
+                      const struct tensors *t, struct cut cut)
 {
     int first = block_count;
     struct cp_view out = view_part(&t->out, 2, cut.head, cut.heads);
@@ -498,7 +522,8 @@ static void run_heads(const struct problem *p, struct test_rng *rng, const struc
         int64_t most = test_rng_range(rng, 0, 1) == 1 ? p->in.keys : p->in.keys / 3;
         for (cut.key = 0; cut.key < p->in.keys; cut.key += cut.keys) {
             cut.keys = test_rng_range(rng, 1, most > 0 ? most : 1);
-            cut.keys = cut.keys < p->in.keys - cut.key ? cut.keys : p->in.keys - cut.key;
+            cut.keys =
+                cut.keys < p->in.keys - cut.key ? cut.keys : p->in.keys - cut.key;
             if (pass == 0) {
                 attend_cut(p, &cuts, ops, format, t, &cut, &state);
             } else {
@@ -510,7 +535,9 @@ static void run_heads(const struct problem *p, struct test_rng *rng, const struc
             nothing.key = nothing.keys = 0;
             attend_cut(p, &cuts, ops, format, t, &nothing, &state);
             struct cp_finish_args finish = {
-                .state = state, .out = out, .lse = view_part(&t->lse, 2, cut.head, cut.heads)};
+                .state = state,
+                .out = out,
+                .lse = view_part(&t->lse, 2, cut.head, cut.heads)};
             CHECK(ops->finish(&finish, NULL) == CP_OK);
             struct cp_delta_args delta = {
                 .out = out,
@@ -527,8 +554,9 @@ static void run_heads(const struct problem *p, struct test_rng *rng, const struc
 }
 
 /* Fills `got` with what the kernel answers. */
-static void run_kernel(const struct problem *p, struct test_rng *rng, const struct cp_kernel_ops *ops,
-                       const struct cp_format *format, const struct oracle_output *got)
+static void run_kernel(const struct problem *p, struct test_rng *rng,
+                       const struct cp_kernel_ops *ops, const struct cp_format *format,
+                       const struct oracle_output *got)
 {
     int first = block_count;
     const struct oracle_input *in = &p->in;
@@ -562,10 +590,11 @@ static double roundoff(enum cp_dtype dtype)
 /* Worst error so far in units of what is allowed. */
 static double worst_seen;
 
-/* Allowed is so many times the plain method's error, and never less than `few`, a relative error of the largest
- * value, or of `size` where that is more. */
-static void judge(const char *kernel, const char *what, int64_t count, const double *got, const double *truth,
-                  const double *plain, double times, double few, double size)
+/* Allowed is so many times the plain method's error, and never less than `few`, a
+ * relative error of the largest value, or of `size` where that is more. */
+static void judge(const char *kernel, const char *what, int64_t count,
+                  const double *got, const double *truth, const double *plain,
+                  double times, double few, double size)
 {
     double yardstick = 0, top = size > 1 ? size : 1, worst = 0;
     int64_t where = 0;
@@ -585,24 +614,29 @@ static void judge(const char *kernel, const char *what, int64_t count, const dou
     }
     worst_seen = worst > worst_seen ? worst : worst_seen;
     if (worst > 1) {
-        (void)test_fail(__FILE__, __LINE__, "%s: %s[%lld] is %.9g, truth %.9g: %.2f times what is allowed", kernel,
-                        what, (long long)where, got[where], truth[where], worst);
+        (void)test_fail(__FILE__, __LINE__,
+                        "%s: %s[%lld] is %.9g, truth %.9g: %.2f times what is allowed",
+                        kernel, what, (long long)where, got[where], truth[where],
+                        worst);
     }
 }
 
-static void problem_judge(const struct problem *p, const struct cp_kernel_ops *ops, const struct oracle_output *got)
+static void problem_judge(const struct problem *p, const struct cp_kernel_ops *ops,
+                          const struct oracle_output *got)
 {
     const struct oracle_input *in = &p->in;
     const char *kernel = ops->name;
-    int64_t rows = in->batch * in->rows * in->heads, keys = in->batch * in->keys * in->kv_heads;
+    int64_t rows = in->batch * in->rows * in->heads,
+            keys = in->batch * in->keys * in->kv_heads;
     bool is_half = p->dtype == CP_DTYPE_BFLOAT16 || p->dtype == CP_DTYPE_FLOAT16;
     bool is_double = p->dtype == CP_DTYPE_FLOAT64;
-    /* The rounding of a score is a relative error of its weight, half of the score in size: of no account among the
-     * few roundings allowed while scores are ordinary. */
+    /* The rounding of a score is a relative error of its weight, half of the score in
+     * size: of no account among the few roundings allowed while scores are ordinary. */
     double spread = p->truth.score_size > 4 ? p->truth.score_size / 4 : 1;
     double eps = roundoff(p->dtype) * (is_double ? 64 : (is_half ? 1 : 8)) * spread;
     double lse_eps = roundoff(cp_dtype_sum(p->dtype)) * (is_double ? 64 : 8) * spread;
-    /* With float64 there is nothing better than the truth's own arithmetic to measure with. */
+    /* With float64 there is nothing better than the truth's own arithmetic to measure
+     * with. */
     const struct oracle_output *plain = is_double ? &p->truth : &p->plain;
     const double *out_plain = plain->out, *lse_plain = plain->lse;
     struct oracle_output once = {0};
@@ -616,17 +650,24 @@ static void problem_judge(const struct problem *p, const struct cp_kernel_ops *o
         out_plain = once.out;
         lse_plain = once.lse;
     }
-    judge(kernel, "out", rows * in->value_dim, got->out, p->truth.out, out_plain, is_half ? 3 : 2, eps, 1);
+    judge(kernel, "out", rows * in->value_dim, got->out, p->truth.out, out_plain,
+          is_half ? 3 : 2, eps, 1);
     judge(kernel, "lse", rows, got->lse, p->truth.lse, lse_plain, 2, lse_eps, 1);
-    /* Gradients of scores are differences, dp - delta. Where one weight is nearly 1 the plain method's errors of the
-     * two cancel, and those of any method that has delta from the output do not. */
+    /* Gradients of scores are differences, dp - delta. Where one weight is nearly 1 the
+     * plain method's errors of the two cancel, and those of any method that has delta
+     * from the output do not. */
     double ds = in->scale * p->size * p->truth.ds_size;
-    /* A kernel that borrows its gradient has scores rounded in two ways, and weights that do not quite add up to 1. */
-    bool is_borrowed = ops != &cp_kernel_generic_ops && ops->grad == cp_kernel_generic_grad;
+    /* A kernel that borrows its gradient has scores rounded in two ways, and weights
+     * that do not quite add up to 1. */
+    bool is_borrowed =
+        ops != &cp_kernel_generic_ops && ops->grad == cp_kernel_generic_grad;
     double times = is_borrowed ? 6 : 3, few = is_borrowed ? 2 * eps : eps;
-    judge(kernel, "dq", rows * in->dim, got->dq, p->truth.dq, plain->dq, times, few, ds);
-    judge(kernel, "dk", keys * in->dim, got->dk, p->truth.dk, plain->dk, times, few, ds);
-    judge(kernel, "dv", keys * in->value_dim, got->dv, p->truth.dv, plain->dv, times, few, 1);
+    judge(kernel, "dq", rows * in->dim, got->dq, p->truth.dq, plain->dq, times, few,
+          ds);
+    judge(kernel, "dk", keys * in->dim, got->dk, p->truth.dk, plain->dk, times, few,
+          ds);
+    judge(kernel, "dv", keys * in->value_dim, got->dv, p->truth.dv, plain->dv, times,
+          few, 1);
     output_free(&once);
 }
 
@@ -642,7 +683,8 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         const struct cp_kernel_ops *ops = NULL;
         for (int isa = 0; (ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
             struct cp_format format;
-            if (ops->is_available() && ops->describe(dtype, p.in.dim, p.in.value_dim, &format) == CP_OK) {
+            if (ops->is_available() &&
+                ops->describe(dtype, p.in.dim, p.in.value_dim, &format) == CP_OK) {
                 struct test_rng layout = rng;
                 run_kernel(&p, &layout, ops, &format, &got);
                 problem_judge(&p, ops, &got);
@@ -654,7 +696,8 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         output_free(&got);
         problem_free(&p);
     }
-    printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype), count, worst_seen);
+    printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
+           count, worst_seen);
 }
 
 TEST(float32)
@@ -688,16 +731,20 @@ static double loss(const struct oracle_input *in, const struct oracle_output *ou
         sum += out->out[i] * in->dout[i];
     }
     for (int64_t i = 0; i < rows; i++) {
-        sum += in->dlse != NULL && isfinite(out->lse[i]) ? out->lse[i] * in->dlse[i] : 0;
+        sum +=
+            in->dlse != NULL && isfinite(out->lse[i]) ? out->lse[i] * in->dlse[i] : 0;
     }
     return sum;
 }
 
-/* The change of the loss with each number of `x`, which is one of the inputs in `in`. */
-static void differences(const char *kernel, const char *what, const struct oracle_input *in, double *x, int64_t count,
+/* The change of the loss with each number of `x`, which is one of the inputs in `in`.
+ */
+static void differences(const char *kernel, const char *what,
+                        const struct oracle_input *in, double *x, int64_t count,
                         const double *gradient)
 {
-    struct oracle_output out = output_new(in), forward = {.out = out.out, .lse = out.lse};
+    struct oracle_output out = output_new(in),
+                         forward = {.out = out.out, .lse = out.lse};
     for (int64_t i = 0; i < count; i += 7) {
         const double step = 0x1p-17, before = x[i];
         x[i] = before + step;
@@ -708,7 +755,8 @@ static void differences(const char *kernel, const char *what, const struct oracl
         double slope = (up - loss(in, &forward)) / (2 * step);
         x[i] = before;
         if (!(fabs(slope - gradient[i]) <= 1e-7 * (1 + fabs(slope)))) {
-            (void)test_fail(__FILE__, __LINE__, "%s: %s[%lld] is %.12g, by differences %.12g", kernel, what,
+            (void)test_fail(__FILE__, __LINE__,
+                            "%s: %s[%lld] is %.12g, by differences %.12g", kernel, what,
                             (long long)i, gradient[i], slope);
         }
     }
@@ -719,8 +767,14 @@ TEST(gradients_by_finite_differences)
 {
     struct test_rng rng = test_rng_init(5);
     struct problem p = {.dtype = CP_DTYPE_FLOAT64, .type = ORACLE_F64, .size = 1};
-    p.in = (struct oracle_input){
-        .batch = 2, .rows = 9, .keys = 11, .heads = 4, .kv_heads = 2, .dim = 5, .value_dim = 7, .scale = 0.4};
+    p.in = (struct oracle_input){.batch = 2,
+                                 .rows = 9,
+                                 .keys = 11,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .dim = 5,
+                                 .value_dim = 7,
+                                 .scale = 0.4};
     p.in.is_causal = true;
     p.in.q_first = 3;
     p.in.k_first = 1;
@@ -739,7 +793,8 @@ TEST(gradients_by_finite_differences)
             gradient = &got;
         }
         const char *name = ops != NULL ? ops->name : "oracle";
-        int64_t rows = p.in.batch * p.in.rows * p.in.heads, keys = p.in.batch * p.in.keys * p.in.kv_heads;
+        int64_t rows = p.in.batch * p.in.rows * p.in.heads,
+                keys = p.in.batch * p.in.keys * p.in.kv_heads;
         differences(name, "dq", &p.in, p.q, rows * p.in.dim, gradient->dq);
         differences(name, "dk", &p.in, p.k, keys * p.in.dim, gradient->dk);
         differences(name, "dv", &p.in, p.v, keys * p.in.value_dim, gradient->dv);
@@ -748,12 +803,14 @@ TEST(gradients_by_finite_differences)
     problem_free(&p);
 }
 
-/* Thousands of keys: sums must not lose digits with length. Two key blocks a row of unequal size. */
+/* Thousands of keys: sums must not lose digits with length. Two key blocks a row of
+ * unequal size. */
 TEST(long_sums)
 {
     struct test_rng rng = test_rng_init(6);
     struct problem p = {.dtype = CP_DTYPE_FLOAT32, .type = ORACLE_F32, .size = 1};
-    p.in = (struct oracle_input){.batch = 1, .rows = 33, .keys = 9001, .heads = 1, .kv_heads = 1};
+    p.in = (struct oracle_input){
+        .batch = 1, .rows = 33, .keys = 9001, .heads = 1, .kv_heads = 1};
     p.in.dim = p.in.value_dim = 16;
     p.in.scale = 0.25;
     problem_fill(&p, &rng, false, false);
@@ -772,14 +829,16 @@ TEST(long_sums)
     problem_free(&p);
 }
 
-/* A state of zero bytes is a row without a key, and stays one when blocks without a visible key are added. */
+/* A state of zero bytes is a row without a key, and stays one when blocks without a
+ * visible key are added. */
 TEST(rows_without_a_key)
 {
     const struct cp_kernel_ops *ops = NULL;
     for (int isa = 0; (ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
         for (int kind = 0; kind < 3; kind++) {
             struct cp_format format;
-            if (!ops->is_available() || ops->describe(CP_DTYPE_FLOAT32, 8, 8, &format) != CP_OK) {
+            if (!ops->is_available() ||
+                ops->describe(CP_DTYPE_FLOAT32, 8, 8, &format) != CP_OK) {
                 continue;
             }
             TEST_CONTEXT("%s, kind %d", ops->name, kind);
@@ -811,7 +870,8 @@ TEST(rows_without_a_key)
                 CHECK(ops->attend(&args, NULL) == CP_OK);
                 CHECK(ops->attend(&args, NULL) == CP_OK);
             }
-            struct cp_finish_args finish = {.state = args.state, .out = out, .lse = lse};
+            struct cp_finish_args finish = {
+                .state = args.state, .out = out, .lse = lse};
             CHECK(ops->finish(&finish, NULL) == CP_OK);
             double outs[40 * 8], lses[40];
             view_read(&out, outs);
@@ -832,7 +892,8 @@ TEST(rows_without_a_key)
 TEST(list_is_ascending_and_named)
 {
     int count = 0;
-    for (const struct cp_kernel_ops *ops = NULL; (ops = cp_kernel_cpu_at(count)) != NULL; count++) {
+    for (const struct cp_kernel_ops *ops = NULL;
+         (ops = cp_kernel_cpu_at(count)) != NULL; count++) {
         CHECK(ops->abi == CP_KERNEL_ABI);
         CHECK_EQ_STR(cp_kernel_cpu_name(count), ops->name);
         int isa = -1;
@@ -864,8 +925,11 @@ TEST(selection)
         for (int dtype = CP_DTYPE_NONE; dtype < CP_DTYPE_COUNT; dtype++) {
             const struct cp_kernel_ops *ops = NULL;
             struct cp_format format = {0}, described = {0};
-            enum cp_code code = cp_kernel_cpu_select(limit, (enum cp_dtype)dtype, 65, 3, &ops, &format);
-            CHECK_EQ_I64(code, cp_dtype_attends((enum cp_dtype)dtype) ? CP_OK : CP_ERR_UNSUPPORTED);
+            enum cp_code code =
+                cp_kernel_cpu_select(limit, (enum cp_dtype)dtype, 65, 3, &ops, &format);
+            CHECK_EQ_I64(code, cp_dtype_attends((enum cp_dtype)dtype)
+                                   ? CP_OK
+                                   : CP_ERR_UNSUPPORTED);
             if (code != CP_OK) {
                 CHECK(ops == NULL);
                 continue;
@@ -877,12 +941,15 @@ TEST(selection)
             CHECK(limit > 0 || ops == &cp_kernel_generic_ops);
             CHECK(ops->describe((enum cp_dtype)dtype, 65, 3, &described) == CP_OK);
             CHECK(format.id != 0 && format.id == described.id);
-            CHECK(format.k.row_align >= 1 && format.v.row_align >= 1 && format.state.row_align >= 1);
+            CHECK(format.k.row_align >= 1 && format.v.row_align >= 1 &&
+                  format.state.row_align >= 1);
         }
     }
     const struct cp_kernel_ops *ops = NULL;
     struct cp_format format;
-    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 0, 8, &ops, &format) == CP_ERR_UNSUPPORTED);
-    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 8, 1 << 20, &ops, &format) == CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 0, 8, &ops, &format) ==
+          CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 8, 1 << 20, &ops, &format) ==
+          CP_ERR_UNSUPPORTED);
     CHECK(ops == NULL);
 }

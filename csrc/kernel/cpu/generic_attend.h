@@ -1,13 +1,15 @@
 /* Template: packing, the forward pass and its end, for one type of sums.
  *
- * Panels hold plain rows: k of D sums, v of Dv, the state of Dv outputs, maximum and sum. A tile of LANES queries is
- * held transposed while it meets a stretch of keys block by block; then the outputs need no horizontal sums.
- * Stretches are outside the tiles, so that the keys of one stay in the cache: the state is carried as between ring
- * steps. Cost: 4 D operations a score, bound by multiplication and addition. */
+ * Panels hold plain rows: k of D sums, v of Dv, the state of Dv outputs, maximum and
+ * sum. A tile of LANES queries is held transposed while it meets a stretch of keys
+ * block by block; then the outputs need no horizontal sums. Stretches are outside the
+ * tiles, so that the keys of one stay in the cache: the state is carried as between
+ * ring steps. Cost: 4 D operations a score, bound by multiplication and addition. */
 #include "kernel/cpu/generic_score.h"
 
 enum {
-    REAL_NAME(BLOCK) = 64,     /* keys whose scores exist at a time; also the terms of one partial sum */
+    REAL_NAME(BLOCK) =
+        64, /* keys whose scores exist at a time; also the terms of one partial sum */
     REAL_NAME(STRETCH) = 1024, /* keys that a tile meets before the next tile does */
 };
 
@@ -20,7 +22,7 @@ struct REAL_NAME(tile) {
     REAL *max;
     REAL *sum;
     REAL *shrink; /* of what was summed before the block, since the maximum grew */
-    REAL *row;   /* max(head_dim, value_dim + 2, BLOCK) numbers on the way in or out */
+    REAL *row;    /* max(head_dim, value_dim + 2, BLOCK) numbers on the way in or out */
 };
 
 static int64_t REAL_NAME(tile_bytes)(int64_t head_dim, int64_t value_dim)
@@ -30,9 +32,11 @@ static int64_t REAL_NAME(tile_bytes)(int64_t head_dim, int64_t value_dim)
     return cp_round_up((rows * LANES + row) * (int64_t)sizeof(REAL), CP_PANEL_ALIGN);
 }
 
-static struct REAL_NAME(tile) REAL_NAME(tile_view)(void *scratch, int64_t head_dim, int64_t value_dim)
+static struct REAL_NAME(tile)
+    REAL_NAME(tile_view)(void *scratch, int64_t head_dim, int64_t value_dim)
 {
-    struct REAL_NAME(tile) tile = {.head_dim = head_dim, .value_dim = value_dim, .q = scratch};
+    struct REAL_NAME(tile)
+        tile = {.head_dim = head_dim, .value_dim = value_dim, .q = scratch};
     tile.out = tile.q + head_dim * LANES;
     tile.score = tile.out + value_dim * LANES;
     tile.max = tile.score + REAL_NAME(BLOCK) * LANES;
@@ -43,12 +47,13 @@ static struct REAL_NAME(tile) REAL_NAME(tile_view)(void *scratch, int64_t head_d
 }
 
 /* Lanes without a query compute with zeros; nobody reads them. */
-static void REAL_NAME(tile_load)(struct REAL_NAME(tile) *tile, const struct cp_view *q, const REAL *state,
-                                 const struct REAL_NAME(spot) *at)
+static void REAL_NAME(tile_load)(struct REAL_NAME(tile) * tile, const struct cp_view *q,
+                                 const REAL *state, const struct REAL_NAME(spot) * at)
 {
     for (int64_t lane = 0; lane < LANES; lane++) {
         if (lane < at->queries) {
-            const char *from = q->data + at->batch * q->stride[0] + (at->query + lane) * q->stride[1] +
+            const char *from = q->data + at->batch * q->stride[0] +
+                               (at->query + lane) * q->stride[1] +
                                at->head * q->stride[2];
             REAL_NAME(load)(q->dtype, from, q->stride[3], tile->head_dim, tile->row);
         } else {
@@ -67,7 +72,8 @@ static void REAL_NAME(tile_load)(struct REAL_NAME(tile) *tile, const struct cp_v
     }
 }
 
-static void REAL_NAME(tile_store)(const struct REAL_NAME(tile) *tile, REAL *state, int64_t queries)
+static void REAL_NAME(tile_store)(const struct REAL_NAME(tile) * tile, REAL *state,
+                                  int64_t queries)
 {
     for (int64_t lane = 0; lane < queries; lane++) {
         REAL *row = state + lane * (tile->value_dim + 2);
@@ -80,7 +86,7 @@ static void REAL_NAME(tile_store)(const struct REAL_NAME(tile) *tile, REAL *stat
 }
 
 /* Turns scores into weights and moves maximum and sum on. */
-static void REAL_NAME(tile_weigh)(struct REAL_NAME(tile) *tile, int64_t keys)
+static void REAL_NAME(tile_weigh)(struct REAL_NAME(tile) * tile, int64_t keys)
 {
     REAL max[LANES], base[LANES], sum[LANES] = {0};
     memcpy(max, tile->max, sizeof max);
@@ -90,7 +96,8 @@ static void REAL_NAME(tile_weigh)(struct REAL_NAME(tile) *tile, int64_t keys)
             max[lane] = score[lane] > max[lane] ? score[lane] : max[lane];
         }
     }
-    /* A lane that has seen no key has no maximum to subtract; all its scores are -inf and weigh 0. */
+    /* A lane that has seen no key has no maximum to subtract; all its scores are -inf
+     * and weigh 0. */
     for (int64_t lane = 0; lane < LANES; lane++) {
         base[lane] = max[lane] == -(REAL)INFINITY ? 0 : max[lane];
         tile->shrink[lane] = REAL_NAME(exp)(tile->max[lane] - base[lane]);
@@ -108,45 +115,55 @@ static void REAL_NAME(tile_weigh)(struct REAL_NAME(tile) *tile, int64_t keys)
     memcpy(tile->max, max, sizeof max);
 }
 
-/* Adds keys at->key ... + at->keys to the tile; k and v are their panels from the first key of the view. */
-static void REAL_NAME(tile_attend)(struct REAL_NAME(tile) *tile, const struct cp_attend_args *args,
-                                   const struct REAL_NAME(spot) *at, const REAL *k, const REAL *v)
+/* Adds keys at->key ... + at->keys to the tile; k and v are their panels from the first
+ * key of the view. */
+static void REAL_NAME(tile_attend)(struct REAL_NAME(tile) * tile,
+                                   const struct cp_attend_args *args,
+                                   const struct REAL_NAME(spot) * at, const REAL *k,
+                                   const REAL *v)
 {
     int64_t end = at->key + at->keys;
     for (int64_t key = at->key; key < end; key += REAL_NAME(BLOCK)) {
         struct REAL_NAME(spot) block = *at;
         block.key = key;
         block.keys = end - key < REAL_NAME(BLOCK) ? end - key : REAL_NAME(BLOCK);
-        REAL_NAME(scores)(&args->place, &args->mask, args->scale, &block, tile->head_dim,
-                          k + key * tile->head_dim, tile->q, tile->row, tile->score);
+        REAL_NAME(scores)(&args->place, &args->mask, args->scale, &block,
+                          tile->head_dim, k + key * tile->head_dim, tile->q, tile->row,
+                          tile->score);
         REAL_NAME(tile_weigh)(tile, block.keys);
         for (int64_t i = 0; i < tile->value_dim; i++) {
             for (int64_t lane = 0; lane < LANES; lane++) {
                 tile->out[i * LANES + lane] *= tile->shrink[lane];
             }
         }
-        REAL_NAME(product)(tile->value_dim, LANES, block.keys, v + key * tile->value_dim, 1,
-                           tile->value_dim, tile->score, LANES, tile->out, LANES);
+        REAL_NAME(product)(tile->value_dim, LANES, block.keys,
+                           v + key * tile->value_dim, 1, tile->value_dim, tile->score,
+                           LANES, tile->out, LANES);
     }
 }
 
 static void REAL_NAME(attend)(const struct cp_attend_args *args)
 {
-    const struct cp_view *q = &args->q, *k = &args->k, *v = &args->v, *state = &args->state;
+    const struct cp_view *q = &args->q, *k = &args->k, *v = &args->v,
+                         *state = &args->state;
     struct REAL_NAME(tile) tile = REAL_NAME(tile_view)(args->scratch, q->n[3], v->n[3]);
     struct REAL_NAME(spot) at = {0};
     for (at.batch = 0; at.batch < q->n[0]; at.batch++) {
         for (at.head = 0; at.head < q->n[2]; at.head++) {
             int64_t kv_head = REAL_NAME(kv_head)(&args->place, at.head);
-            const void *keys = k->data + at.batch * k->stride[0] + kv_head * k->stride[2];
-            const void *values = v->data + at.batch * v->stride[0] + kv_head * v->stride[2];
-            void *states = state->data + at.batch * state->stride[0] + at.head * state->stride[2];
+            const void *keys =
+                k->data + at.batch * k->stride[0] + kv_head * k->stride[2];
+            const void *values =
+                v->data + at.batch * v->stride[0] + kv_head * v->stride[2];
+            void *states =
+                state->data + at.batch * state->stride[0] + at.head * state->stride[2];
             for (at.key = 0; at.key < k->n[1]; at.key += REAL_NAME(STRETCH)) {
                 for (at.query = 0; at.query < q->n[1]; at.query += LANES) {
                     int64_t left = q->n[1] - at.query;
                     at.queries = left < LANES ? left : LANES;
-                    int64_t seen =
-                        REAL_NAME(visible)(&args->place, at.query + at.queries, k->n[1]) - at.key;
+                    int64_t seen = REAL_NAME(visible)(&args->place,
+                                                      at.query + at.queries, k->n[1]) -
+                                   at.key;
                     at.keys = seen < REAL_NAME(STRETCH) ? seen : REAL_NAME(STRETCH);
                     if (at.keys > 0) {
                         REAL *rows = (REAL *)states + at.query * (tile.value_dim + 2);
@@ -167,15 +184,18 @@ static void REAL_NAME(pack)(const struct cp_view *to, const struct cp_view *from
             void *panel = to->data + b * to->stride[0] + h * to->stride[2];
             const char *rows = from->data + b * from->stride[0] + h * from->stride[2];
             for (int64_t i = 0; i < from->n[1]; i++) {
-                REAL_NAME(load)(from->dtype, rows + i * from->stride[1], from->stride[3], from->n[3],
+                REAL_NAME(load)(from->dtype, rows + i * from->stride[1],
+                                from->stride[3], from->n[3],
                                 (REAL *)panel + i * from->n[3]);
             }
         }
     }
 }
 
-/* One row of out and lse. Divides a few numbers at a time, since there is no scratch. */
-static void REAL_NAME(finish_row)(const struct cp_finish_args *args, int64_t b, int64_t i, int64_t h)
+/* One row of out and lse. Divides a few numbers at a time, since there is no scratch.
+ */
+static void REAL_NAME(finish_row)(const struct cp_finish_args *args, int64_t b,
+                                  int64_t i, int64_t h)
 {
     enum { CHUNK = 64 };
     const struct cp_view *state = &args->state, *out = &args->out, *lse = &args->lse;
@@ -190,11 +210,14 @@ static void REAL_NAME(finish_row)(const struct cp_finish_args *args, int64_t b, 
         for (int64_t j = 0; j < n; j++) {
             part[j] = sum == 0 ? 0 : row[first + j] / sum;
         }
-        REAL_NAME(store)(out->dtype, to + first * out->stride[3], out->stride[3], n, part);
+        REAL_NAME(store)(out->dtype, to + first * out->stride[3], out->stride[3], n,
+                         part);
     }
     if (lse->data != NULL) {
         REAL value = sum == 0 ? -(REAL)INFINITY : max + REAL_LOG(sum);
-        REAL_NAME(store)(lse->dtype, lse->data + b * lse->stride[0] + i * lse->stride[1] + h * lse->stride[2],
+        REAL_NAME(store)(lse->dtype,
+                         lse->data + b * lse->stride[0] + i * lse->stride[1] +
+                             h * lse->stride[2],
                          0, 1, &value);
     }
 }

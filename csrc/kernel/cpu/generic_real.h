@@ -1,14 +1,15 @@
 /* Template: the arithmetic under the generic kernel, for one type of sums (REAL).
  *
- * Included once per type, after CP_REAL_IS_DOUBLE is defined as 0 or 1 (alone it stands for float). REAL_NAME(x)
- * gives x a suffix per type. Everything that costs time is `product`, whose inner loop is eight vectors of 16 bytes:
- * what every x86-64 and arm64 has, written with the compilers' vector types because neither gcc nor clang keeps
+ * Included once per type, after CP_REAL_IS_DOUBLE is defined as 0 or 1 (alone it stands
+ * for float). REAL_NAME(x) gives x a suffix per type. Everything that costs time is
+ * `product`, whose inner loop is eight vectors of 16 bytes: what every x86-64 and arm64
+ * has, written with the compilers' vector types because neither gcc nor clang keeps
  * plain arrays in registers reliably. */
-#include "tensor/convert.h"
-#include "tensor/view.h"
-
 #include <math.h>
 #include <string.h>
+
+#include "tensor/convert.h"
+#include "tensor/view.h"
 
 #ifndef CP_REAL_IS_DOUBLE
 #define CP_REAL_IS_DOUBLE 0
@@ -38,7 +39,8 @@
 #define REAL_EXP_HIGH 709.0
 #define REAL_EXP_TERMS 14
 #define REAL_ROUNDER 6755399441055744.0 /* 1.5 * 2^52 */
-#define REAL_LN2_HIGH 6.93147180369123816490e-01 /* 32 bits: times an exponent it stays exact */
+#define REAL_LN2_HIGH                                                                  \
+    6.93147180369123816490e-01 /* 32 bits: times an exponent it stays exact */
 #define REAL_LN2_LOW 1.90821492927058770002e-10
 #else
 #define REAL float
@@ -54,15 +56,17 @@
 #define REAL_LN2_HIGH 0.693359375f
 #define REAL_LN2_LOW -2.12194440e-4f
 #endif
-/* Numbers that `product` handles side by side. A tile has this many queries, one a lane. */
+/* Numbers that `product` handles side by side. A tile has this many queries, one a
+ * lane. */
 #define LANES (8 * 16 / (int64_t)sizeof(REAL))
 
 enum { REAL_NAME(CHUNK) = 16 }; /* terms of one partial dot product */
 
 typedef REAL REAL_NAME(vec) __attribute__((vector_size(16), may_alias));
 
-/* exp(x) within 1 ulp by a Taylor series around the nearest multiple of ln 2, without a branch, so that loops over
- * it are vectorised. Below the normal numbers it is 0, NaN stays NaN. */
+/* exp(x) within 1 ulp by a Taylor series around the nearest multiple of ln 2, without a
+ * branch, so that loops over it are vectorised. Below the normal numbers it is 0, NaN
+ * stays NaN. */
 static inline REAL REAL_NAME(exp)(REAL x)
 {
     static const REAL inverse_factorial[] = {
@@ -86,7 +90,8 @@ static inline REAL REAL_NAME(exp)(REAL x)
         REAL_BITS bits;
     } power, result;
     REAL top = x > REAL_EXP_HIGH ? REAL_EXP_HIGH : x;
-    /* Adding and taking away the rounder leaves the nearest integer, also in the low bits of the sum. */
+    /* Adding and taking away the rounder leaves the nearest integer, also in the low
+     * bits of the sum. */
     power.real = top * REAL_LITERAL(1.44269504088896340736) + REAL_ROUNDER;
     REAL n = power.real - REAL_ROUNDER;
     REAL r = top - n * REAL_LN2_HIGH - n * REAL_LN2_LOW;
@@ -99,18 +104,22 @@ static inline REAL REAL_NAME(exp)(REAL x)
     return x < REAL_EXP_LOW ? 0 : result.real;
 }
 
-/* c (m x n) += a (m x k) * b (k x n). n is a multiple of LANES, rows of b and c are aligned to 16 bytes and b_row,
- * c_row numbers apart; a lies anyhow. The sum over k starts from zero, so long sums are made of short ones. */
-static inline void REAL_NAME(product)(int64_t m, int64_t n, int64_t k, const REAL *a, int64_t a_row,
-                                      int64_t a_column, const REAL *b, int64_t b_row, REAL *c,
-                                      int64_t c_row)
+/* c (m x n) += a (m x k) * b (k x n). n is a multiple of LANES, rows of b and c are
+ * aligned to 16 bytes and b_row, c_row numbers apart; a lies anyhow. The sum over k
+ * starts from zero, so long sums are made of short ones. */
+static inline void REAL_NAME(product)(int64_t m, int64_t n, int64_t k, const REAL *a,
+                                      int64_t a_row, int64_t a_column, const REAL *b,
+                                      int64_t b_row, REAL *c, int64_t c_row)
 {
     for (int64_t j = 0; j < n; j += LANES) {
         for (int64_t i = 0; i < m; i++) {
             const REAL *from = a + i * a_row;
-            REAL_NAME(vec) s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+            REAL_NAME(vec)
+            s0 = {0},
+            s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
             for (int64_t l = 0; l < k; l++) {
-                const REAL_NAME(vec) *with = (const REAL_NAME(vec) *)(b + l * b_row + j);
+                const REAL_NAME(vec) *with =
+                    (const REAL_NAME(vec) *)(b + l * b_row + j);
                 REAL x = from[l * a_column];
                 s0 += x * with[0];
                 s1 += x * with[1];
@@ -134,20 +143,24 @@ static inline void REAL_NAME(product)(int64_t m, int64_t n, int64_t k, const REA
     }
 }
 
-/* to[row][lane] = rows . across[dim][lane], each sum made of sums over CHUNK dims: sums of hundreds of numbers of
- * either sign would lose another digit, which the backward pass, a difference of two of them, cannot spare. */
-static inline void REAL_NAME(dots)(int64_t count, int64_t dim, const REAL *rows, const REAL *across, REAL *to)
+/* to[row][lane] = rows . across[dim][lane], each sum made of sums over CHUNK dims: sums
+ * of hundreds of numbers of either sign would lose another digit, which the backward
+ * pass, a difference of two of them, cannot spare. */
+static inline void REAL_NAME(dots)(int64_t count, int64_t dim, const REAL *rows,
+                                   const REAL *across, REAL *to)
 {
     memset(to, 0, (size_t)(count * LANES) * sizeof(REAL));
     for (int64_t first = 0; first < dim; first += REAL_NAME(CHUNK)) {
         int64_t n = dim - first < REAL_NAME(CHUNK) ? dim - first : REAL_NAME(CHUNK);
-        REAL_NAME(product)(count, LANES, n, rows + first, dim, 1, across + first * LANES, LANES, to, LANES);
+        REAL_NAME(product)(count, LANES, n, rows + first, dim, 1,
+                           across + first * LANES, LANES, to, LANES);
     }
 }
 
-/* n numbers of any float dtype, `stride` bytes apart. Bool gives what is added to a score: 0, or -inf for false. */
-static inline void REAL_NAME(load)(enum cp_dtype dtype, const char *from, int64_t stride, int64_t n,
-                                   REAL *to)
+/* n numbers of any float dtype, `stride` bytes apart. Bool gives what is added to a
+ * score: 0, or -inf for false. */
+static inline void REAL_NAME(load)(enum cp_dtype dtype, const char *from,
+                                   int64_t stride, int64_t n, REAL *to)
 {
     if (dtype == CP_DTYPE_FLOAT32) {
         for (int64_t i = 0; i < n; i++) {
@@ -169,14 +182,15 @@ static inline void REAL_NAME(load)(enum cp_dtype dtype, const char *from, int64_
         for (int64_t i = 0; i < n; i++) {
             uint16_t x = 0;
             memcpy(&x, from + i * stride, sizeof x);
-            to[i] = (REAL)(dtype == CP_DTYPE_BFLOAT16 ? cp_bf16_to_f32(x) : cp_f16_to_f32(x));
+            to[i] = (REAL)(dtype == CP_DTYPE_BFLOAT16 ? cp_bf16_to_f32(x)
+                                                      : cp_f16_to_f32(x));
         }
     }
 }
 
 /* The other way, rounding once. */
-static inline void REAL_NAME(store)(enum cp_dtype dtype, char *to, int64_t stride, int64_t n,
-                                    const REAL *from)
+static inline void REAL_NAME(store)(enum cp_dtype dtype, char *to, int64_t stride,
+                                    int64_t n, const REAL *from)
 {
     if (dtype == CP_DTYPE_FLOAT32) {
         for (int64_t i = 0; i < n; i++) {
@@ -191,7 +205,8 @@ static inline void REAL_NAME(store)(enum cp_dtype dtype, char *to, int64_t strid
     } else {
         for (int64_t i = 0; i < n; i++) {
             float wide = (float)from[i];
-            uint16_t x = dtype == CP_DTYPE_BFLOAT16 ? cp_f32_to_bf16(wide) : cp_f32_to_f16(wide);
+            uint16_t x =
+                dtype == CP_DTYPE_BFLOAT16 ? cp_f32_to_bf16(wide) : cp_f32_to_f16(wide);
             memcpy(to + i * stride, &x, sizeof x);
         }
     }

@@ -1,13 +1,13 @@
-/* Template: the scores of one tile of queries against one block of keys, shared by attend and grad.
+/* Template: the scores of one tile of queries against one block of keys, shared by
+ * attend and grad.
  *
  * Scores lie transposed, score[key][lane], one query a lane. */
-#include "kernel/kernel.h"
-
 #include "kernel/cpu/generic_real.h"
+#include "kernel/kernel.h"
 
 /* Where a tile stands in its call: rows count from the first row of the views. */
 struct REAL_NAME(spot) {
-    int64_t batch, head; /* of q */
+    int64_t batch, head;    /* of q */
     int64_t query, queries; /* at most LANES */
     int64_t key, keys;
 };
@@ -19,7 +19,8 @@ static inline int64_t REAL_NAME(kv_head)(const struct cp_place *place, int64_t h
 }
 
 /* How many of the first `keys` keys the queries before `query_end` can see. */
-static inline int64_t REAL_NAME(visible)(const struct cp_place *place, int64_t query_end, int64_t keys)
+static inline int64_t REAL_NAME(visible)(const struct cp_place *place,
+                                         int64_t query_end, int64_t keys)
 {
     if (!place->is_causal) {
         return keys;
@@ -28,8 +29,10 @@ static inline int64_t REAL_NAME(visible)(const struct cp_place *place, int64_t q
     return seen < 0 ? 0 : (seen < keys ? seen : keys);
 }
 
-/* score += mask; -inf wins over whatever the score is. `row` takes as many numbers as there are keys. */
-static inline void REAL_NAME(add_mask)(const struct cp_view *mask, const struct REAL_NAME(spot) *at, REAL *row,
+/* score += mask; -inf wins over whatever the score is. `row` takes as many numbers as
+ * there are keys. */
+static inline void REAL_NAME(add_mask)(const struct cp_view *mask,
+                                       const struct REAL_NAME(spot) * at, REAL *row,
                                        REAL *score)
 {
     const char *from = mask->data;
@@ -40,7 +43,8 @@ static inline void REAL_NAME(add_mask)(const struct cp_view *mask, const struct 
     bool is_for_all = mask->n[2] == 1;
     for (int64_t i = 0; i < (is_for_all ? 1 : at->queries); i++) {
         int64_t query = is_for_all ? 0 : at->query + i;
-        REAL_NAME(load)(mask->dtype, from + query * mask->stride[2], key_stride, at->keys, row);
+        REAL_NAME(load)(mask->dtype, from + query * mask->stride[2], key_stride,
+                        at->keys, row);
         int64_t lane_first = is_for_all ? 0 : i;
         int64_t lane_end = is_for_all ? LANES : i + 1;
         for (int64_t key = 0; key < at->keys; key++) {
@@ -53,8 +57,8 @@ static inline void REAL_NAME(add_mask)(const struct cp_view *mask, const struct 
 }
 
 /* -inf for keys behind the query. */
-static inline void REAL_NAME(add_causal)(const struct cp_place *place, const struct REAL_NAME(spot) *at,
-                                         REAL *score)
+static inline void REAL_NAME(add_causal)(const struct cp_place *place,
+                                         const struct REAL_NAME(spot) * at, REAL *score)
 {
     int64_t ahead = (place->k_first + at->key) - (place->q_first + at->query);
     for (int64_t key = 0; key < at->keys; key++) {
@@ -67,9 +71,11 @@ static inline void REAL_NAME(add_causal)(const struct cp_place *place, const str
 }
 
 /* score[key][lane] = scale * k . q + mask; k in rows, q transposed: q[dim][lane]. */
-static inline void REAL_NAME(scores)(const struct cp_place *place, const struct cp_view *mask, double scale,
-                                     const struct REAL_NAME(spot) *at, int64_t head_dim, const REAL *k,
-                                     const REAL *q, REAL *row, REAL *score)
+static inline void REAL_NAME(scores)(const struct cp_place *place,
+                                     const struct cp_view *mask, double scale,
+                                     const struct REAL_NAME(spot) * at,
+                                     int64_t head_dim, const REAL *k, const REAL *q,
+                                     REAL *row, REAL *score)
 {
     int64_t count = at->keys * LANES;
     REAL_NAME(dots)(at->keys, head_dim, k, q, score);

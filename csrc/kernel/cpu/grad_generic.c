@@ -1,4 +1,5 @@
-/* The reference kernel's backward pass, which kernels with panels of their own may use as it is. */
+/* The reference kernel's backward pass, which kernels with panels of their own may use
+ * as it is. */
 #include "kernel/kernel_cpu.h"
 
 #define CP_REAL_IS_DOUBLE 0
@@ -7,7 +8,8 @@
 #define CP_REAL_IS_DOUBLE 1
 #include "kernel/cpu/generic_grad.h"
 
-enum cp_code cp_kernel_generic_delta(const struct cp_delta_args *args, struct cp_stream *stream)
+enum cp_code cp_kernel_generic_delta(const struct cp_delta_args *args,
+                                     struct cp_stream *stream)
 {
     (void)stream;
     if (args->out.dtype == CP_DTYPE_FLOAT64) {
@@ -18,7 +20,8 @@ enum cp_code cp_kernel_generic_delta(const struct cp_delta_args *args, struct cp
     return CP_OK;
 }
 
-enum cp_code cp_kernel_generic_grad(const struct cp_grad_args *args, struct cp_stream *stream)
+enum cp_code cp_kernel_generic_grad(const struct cp_grad_args *args,
+                                    struct cp_stream *stream)
 {
     (void)stream;
     if (args->q.dtype == CP_DTYPE_FLOAT64) {
@@ -29,7 +32,8 @@ enum cp_code cp_kernel_generic_grad(const struct cp_grad_args *args, struct cp_s
     return CP_OK;
 }
 
-int64_t cp_kernel_generic_grad_bytes(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim)
+int64_t cp_kernel_generic_grad_bytes(enum cp_dtype dtype, int64_t head_dim,
+                                     int64_t value_dim)
 {
     return dtype == CP_DTYPE_FLOAT64 ? grad_bytes_f64(head_dim, value_dim)
                                      : grad_bytes_f32(head_dim, value_dim);

@@ -74,9 +74,9 @@ CP_INLINE void clear_sums(int vecs, vec sum[ROWS][VECS])
     }
 }
 
-/* The innermost step: ROWS words, each times one row of `vecs` vectors. */
+/* The innermost step: ROWS words, `step` apart, each times one row of `vecs` vectors. */
 CP_INLINE void add_products(int vecs, vec sum[ROWS][VECS], const float *words,
-                            const float *row)
+                            int64_t step, const float *row)
 {
     vec with[VECS];
     CP_UNROLL
@@ -85,7 +85,7 @@ CP_INLINE void add_products(int vecs, vec sum[ROWS][VECS], const float *words,
     }
     CP_UNROLL
     for (int i = 0; i < ROWS; i++) {
-        vec word = vec_broadcast(words + i);
+        vec word = vec_broadcast(words + i * step);
         CP_UNROLL
         for (int j = 0; j < vecs; j++) {
             sum[i][j] = vec_dot(sum[i][j], word, with[j]);
@@ -94,7 +94,7 @@ CP_INLINE void add_products(int vecs, vec sum[ROWS][VECS], const float *words,
 }
 
 /* ROWS keys of a group: `keys` points to the first one's word 0 (words are 8 apart). */
-CP_INLINE void scores_rows(int vecs, const float *restrict keys,
+CP_INLINE void scores_rows(int vecs, const float *restrict keys, int64_t k_group,
                            const float *restrict queries, int64_t depth,
                            float *restrict tile, vec *restrict highest)
 {
@@ -105,8 +105,8 @@ CP_INLINE void scores_rows(int vecs, const float *restrict keys,
         clear_sums(vecs, sum);
         CP_UNROLL_SOME(4)
         for (; d < end; d++) {
-            lanes8_prefetch(keys + (depth + d) * 8);
-            add_products(vecs, sum, keys + d * 8, queries + d * QUERIES);
+            lanes8_prefetch(keys + k_group + d * 8);
+            add_products(vecs, sum, keys + d * 8, 1, queries + d * QUERIES);
         }
         CP_UNROLL
         for (int i = 0; i < ROWS; i++) {
@@ -127,9 +127,9 @@ CP_INLINE void scores_rows(int vecs, const float *restrict keys,
     }
 }
 
-/* Scores of whole groups of 8 keys, and per query the highest of them (times nothing yet). */
-CP_INLINE void scores(int vecs, const float *keys, const float *queries, int64_t depth,
-                      int64_t groups, float *tile, float *highest)
+/* Scores of whole groups of 8 keys, `k_group` words each, and per query the highest of them (times nothing yet). */
+CP_INLINE void scores(int vecs, const float *keys, int64_t k_group, const float *queries,
+                      int64_t depth, int64_t groups, float *tile, float *highest)
 {
     vec high[VECS];
     CP_UNROLL
@@ -137,8 +137,8 @@ CP_INLINE void scores(int vecs, const float *keys, const float *queries, int64_t
         high[j] = vec_set(MAX_OF_NONE);
     }
     for (int64_t row = 0; row < groups * 8; row += ROWS) {
-        const float *group = keys + row / 8 * (depth * 8) + row % 8;
-        scores_rows(vecs, group, queries, depth, tile + row * QUERIES, high);
+        const float *first = keys + row / 8 * k_group + row % 8;
+        scores_rows(vecs, first, k_group, queries, depth, tile + row * QUERIES, high);
     }
     CP_UNROLL
     for (int j = 0; j < vecs; j++) {
@@ -228,8 +228,13 @@ CP_INLINE void soften(int vecs, float *tile, int64_t keys, float factor,
     }
 }
 
-/* ROWS dims of the output; `values` points to their words of the first key, `words` rows of the tile count. */
-CP_INLINE void weigh_rows(int vecs, const float *restrict values, int64_t v_group,
+/* How the words of one group of 8 rows of a panel lie: for the dims of one row, and for the rows of one dim. */
+struct order {
+    int64_t dim_step, row_step, group;
+};
+
+/* ROWS dims of the output; `values` points to their words of the first row, `words` rows of the tile count. */
+CP_INLINE void weigh_rows(int vecs, const float *restrict values, struct order order,
                           const float *restrict tile, int64_t words,
                           float *restrict out, const float *restrict shrink)
 {
@@ -239,10 +244,11 @@ CP_INLINE void weigh_rows(int vecs, const float *restrict values, int64_t v_grou
         int64_t rows = words < 8 ? words : 8;
         CP_UNROLL_SOME(2)
         for (int64_t r = 0; r < rows; r++) {
-            lanes8_prefetch(values + v_group + r * 8);
-            add_products(vecs, sum, values + r * 8, tile + r * QUERIES);
+            lanes8_prefetch(values + order.group + r * 8);
+            add_products(vecs, sum, values + r * order.row_step, order.dim_step,
+                         tile + r * QUERIES);
         }
-        values += v_group;
+        values += order.group;
         tile += 8 * QUERIES;
     }
     CP_UNROLL
@@ -256,11 +262,13 @@ CP_INLINE void weigh_rows(int vecs, const float *restrict values, int64_t v_grou
     }
 }
 
+/* A panel of values: [dims / 8][8 rows][8 dims] in each group. */
 CP_INLINE void weigh(int vecs, const float *values, int64_t v_group, const float *tile,
                      int64_t words, int64_t dims, float *out, const float *shrink)
 {
+    const struct order order = {.dim_step = 1, .row_step = 8, .group = v_group};
     for (int64_t d = 0; d < dims; d += ROWS) {
-        weigh_rows(vecs, values + d / 8 * 64 + d % 8, v_group, tile, words,
+        weigh_rows(vecs, values + d / 8 * 64 + d % 8, order, tile, words,
                    out + d * QUERIES, shrink);
     }
 }
