@@ -7,6 +7,7 @@
 #define CP_BASE_RECORD_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "base/status.h"
 
@@ -16,6 +17,7 @@ enum cp_op {
     CP_OP_ATTENTION_BACKWARD,
     CP_OP_SHARD,
     CP_OP_GATHER,
+    CP_OP_REDUCE_SCATTER, /* the gradient of a gather */
     CP_OP_AGREE, /* no data: every rank's error or none, and one number that must be
                     equal */
 };
@@ -43,7 +45,8 @@ enum cp_size {
     CP_SIZE_KV_ROWS,
     CP_SIZE_MASK_ROWS, /* length of the mask's query axis as this rank gave it */
     CP_SIZE_MASK_KEYS, /* length of its key axis */
-    CP_SIZE_ROWS,      /* shard, gather: length of the dimension that is cut */
+    CP_SIZE_ROWS,      /* shard: length of the dimension that is cut; gather,
+                          reduce_scatter: of the own part of it */
     CP_SIZE_COUNT = 8
 };
 
@@ -61,7 +64,7 @@ struct cp_call {
     int64_t mask_heads;  /* H or 1; 0 without a mask */
     uint64_t scale_bits; /* the scale, a double, bit for bit */
     uint64_t check;      /* hash of what else must be equal: seq_lens, an agreed text */
-    int64_t extent[CP_EXTENTS]; /* shard, gather: the shape, 0 at `dim` */
+    int64_t extent[CP_EXTENTS]; /* of what is cut: its shape; 0 at `dim` in a gather */
     int32_t op;                 /* enum cp_op */
     int32_t dtype;      /* enum cp_dtype of q, k, v, or of the tensor that is cut */
     int32_t mask_kind;  /* enum cp_mask_kind */
@@ -74,12 +77,17 @@ struct cp_call {
     int32_t rotate;         /* enum cp_rotate */
     int32_t ring_degree;    /* R */
     int32_t ulysses_degree; /* U */
-    int32_t ndim;           /* shard, gather */
-    int32_t dim;            /* shard, gather */
+    int32_t ndim;           /* of what is cut */
+    int32_t dim;            /* of what is cut */
     uint32_t format; /* the kernel's packed layout: ranks that differ would misread each
                         other */
     int32_t spare;
 };
+
+static inline bool cp_call_is_attention(const struct cp_call *call)
+{
+    return call->op == CP_OP_ATTENTION || call->op == CP_OP_ATTENTION_BACKWARD;
+}
 
 struct cp_record {
     _Atomic uint64_t

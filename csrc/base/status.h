@@ -10,12 +10,12 @@
 
 #include <stdint.h>
 
-/* code, Python exception, name. The only place to edit when an error is added. */
+/* code, Python exception. The only place to edit when an error is added. */
 #define CP_STATUS_MAP(X)                                                               \
     X(CP_ERR_VALUE, ValueError)                                                        \
     X(CP_ERR_TYPE, TypeError)                                                          \
     X(CP_ERR_BUFFER, BufferError)                                                      \
-    X(CP_ERR_UNSUPPORTED, NotImplementedError)                                         \
+    X(CP_ERR_UNSUPPORTED, NotSupported)                                                \
     X(CP_ERR_NO_MEMORY, MemoryError)                                                   \
     X(CP_ERR_RUNTIME, RuntimeError)                                                    \
     X(CP_ERR_DEVICE, DeviceError)                                                      \

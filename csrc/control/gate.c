@@ -12,7 +12,6 @@ struct place {
 };
 
 struct cp_page {
-    int32_t world;
     _Alignas(LINE) struct cp_bell bell;
     _Alignas(LINE) struct cp_poison poison;
     struct place rank[];
@@ -21,11 +20,6 @@ struct cp_page {
 size_t cp_page_bytes(int world)
 {
     return sizeof(struct cp_page) + (size_t)world * sizeof(struct place);
-}
-
-void cp_page_init(struct cp_page *page, int world)
-{
-    page->world = world;
 }
 
 struct cp_bell *cp_page_bell(struct cp_page *page)

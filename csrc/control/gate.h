@@ -4,14 +4,13 @@
  * All ranks share one page. It holds, for each rank, two records by parity of the
  * sequence number, and the bell and the poison of base/watch.h:
  *
- *     page: header | bell | poison | record[rank 0][0], [0][1] | record[rank 1][0],
- * [1][1] | ...
+ *     page: bell | poison | rank 0: even, odd | rank 1: even, odd | ...
  *
  * A rank writes its record n into place n mod 2, then stores n as the record's seq
  * (release); it reads the others' once their seq is n (acquire). It may overwrite
- * record n with n + 2 only because it has read everyone's n + 1, and nobody writes n +
- * 1 before having read all of n. docs/architecture.md states the protocol line by line.
- */
+ * record n with n + 2 only because it has read everyone's n + 1, and nobody writes
+ * n + 1 before having read all of n. docs/architecture.md states the protocol line by
+ * line. */
 #ifndef CP_CONTROL_GATE_H
 #define CP_CONTROL_GATE_H
 
@@ -22,10 +21,8 @@
 
 struct cp_page;
 
+/* Zeroed memory of this size, aligned to 64, is a page. */
 size_t cp_page_bytes(int world);
-/* Zeroed memory of cp_page_bytes(world), aligned to 64, becomes a page. Done once, by
- * its creator. */
-void cp_page_init(struct cp_page *page, int world);
 struct cp_bell *cp_page_bell(struct cp_page *page);
 struct cp_poison *cp_page_poison(struct cp_page *page);
 

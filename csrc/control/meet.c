@@ -14,33 +14,28 @@
  * listener of a rank that is just starting anew.
  *
  * The listener stays open and unread as long as the meeting lasts, so that a second process with the same rank is
- * told so. All descriptors are closed in forked children, which would otherwise keep a dead rank's connections open:
- * every system call that makes or ends a descriptor runs under the lock that fork takes. */
+ * told so. All descriptors are closed in forked children (control/meet_fork.h). */
 #include "control/meet.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "control/gate.h"
-
-/* Changes with the wire form. Goes into the name, so that different versions do not even meet. */
-static const char protocol[] = "cp_attn meeting 1";
+#include "control/meet_fork.h"
+#include "control/meet_wire.h"
 
 enum {
     MOST_STRANGERS =
         64, /* accepted connections that have not said hello; the oldest goes when one more comes */
-    MOST_FDS = 2, /* with a hello: the window, and from rank 0 the page */
 };
 
 static const int64_t first_pause_ns =
@@ -51,17 +46,6 @@ static const int64_t stranger_ns =
     2000000000; /* a rank says hello at once; whoever is late may come again */
 static const int64_t rebind_ns =
     300000000; /* an earlier run's process may be about to end */
-
-struct hash {
-    uint64_t word[2];
-};
-
-/* What a connection carries, once each way. */
-struct message {
-    struct hash hash; /* of the meeting */
-    int32_t from, to; /* ranks */
-    struct cp_hello hello;
-};
 
 struct peer {
     int fd;        /* -1: none yet */
@@ -77,71 +61,38 @@ struct stranger {
 };
 
 struct cp_meeting {
-    struct cp_meeting *next; /* all meetings of this process */
-    int rank, world;
+    struct cp_fork_entry fork;
+    /* Its window is borrowed, and closed here only in a forked child; its page is there
+     * until the meeting is complete. */
+    struct cp_wire self;
     int listener;
-    int own_window_fd;    /* borrowed; closed here only in a forked child */
-    int page_fd;          /* rank 0's, until the meeting is complete */
     struct cp_page *page; /* mapping, owned */
-    struct hash hash;
     int stranger_count;
     struct stranger stranger[MOST_STRANGERS];
     struct peer peer[]; /* world of them */
 };
 
-/* Guards the list and all descriptors of all meetings; held across fork. */
-static pthread_mutex_t fork_mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct cp_meeting *meetings;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static int fork_error;
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0) {
-        (void)close(*fd);
-        *fd = -1;
-    }
-}
-
 static void close_all(struct cp_meeting *meeting)
 {
-    close_fd(&meeting->listener);
-    close_fd(&meeting->page_fd);
+    cp_wire_close(&meeting->listener);
+    cp_wire_close(&meeting->self.page_fd);
     for (int i = 0; i < meeting->stranger_count; i++) {
-        close_fd(&meeting->stranger[i].fd);
+        cp_wire_close(&meeting->stranger[i].fd);
     }
     meeting->stranger_count = 0;
-    for (int rank = 0; rank < meeting->world; rank++) {
-        close_fd(&meeting->peer[rank].fd);
-        close_fd(&meeting->peer[rank].window_fd);
+    for (int rank = 0; rank < meeting->self.world; rank++) {
+        cp_wire_close(&meeting->peer[rank].fd);
+        cp_wire_close(&meeting->peer[rank].window_fd);
     }
-}
-
-static void before_fork(void)
-{
-    (void)pthread_mutex_lock(&fork_mutex);
-}
-
-static void after_fork_in_parent(void)
-{
-    (void)pthread_mutex_unlock(&fork_mutex);
 }
 
 /* The child has neither connections nor mappings; a meeting is then an empty shell that can still be closed. */
-static void after_fork_in_child(void)
+static void clear_in_child(struct cp_fork_entry *entry)
 {
-    for (struct cp_meeting *meeting = meetings; meeting != NULL;
-         meeting = meeting->next) {
-        close_all(meeting);
-        close_fd(&meeting->own_window_fd);
-        meeting->page = NULL;
-    }
-    (void)pthread_mutex_unlock(&fork_mutex);
-}
-
-static void watch_forks(void)
-{
-    fork_error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    struct cp_meeting *meeting = (struct cp_meeting *)entry; /* its first member */
+    close_all(meeting);
+    cp_wire_close(&meeting->self.window_fd);
+    meeting->page = NULL;
 }
 
 static enum cp_code fail_system(int rank, const char *what)
@@ -153,80 +104,26 @@ static enum cp_code fail_system(int rank, const char *what)
                         strerror_r(error, reason, sizeof reason));
 }
 
-/* FNV-1a, twice with different starts, each mixed once more (splitmix64's finaliser). Names, no secrets: who may
- * come in is decided by user id. */
-static void hash_bytes(struct hash *hash, const void *data, size_t bytes)
-{
-    const unsigned char *byte = data;
-    for (size_t i = 0; i < bytes; i++) {
-        for (int w = 0; w < 2; w++) {
-            hash->word[w] = (hash->word[w] ^ byte[i]) * 0x100000001b3u;
-        }
-    }
-}
-
-static struct hash hash_of(const char *key, int world)
-{
-    struct hash hash = {{0xcbf29ce484222325u, 0x84222325cbf29ce4u}};
-    int64_t numbers[] = {(int64_t)geteuid(), world, (int64_t)sizeof(struct message)};
-    hash_bytes(&hash, protocol, sizeof protocol);
-    hash_bytes(&hash, numbers, sizeof numbers);
-    hash_bytes(&hash, key, strlen(key));
-    for (int w = 0; w < 2; w++) {
-        uint64_t z = hash.word[w];
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        hash.word[w] = z ^ (z >> 31);
-    }
-    return hash;
-}
-
-/* An abstract name: a zero byte, then the text; its length counts. */
-static socklen_t name_of(const struct cp_meeting *meeting, int rank,
-                         struct sockaddr_un *out)
-{
-    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int length =
-        snprintf(out->sun_path + 1, sizeof out->sun_path - 1,
-                 "cp_attn-%016llx%016llx-%d", (unsigned long long)meeting->hash.word[0],
-                 (unsigned long long)meeting->hash.word[1], rank);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-}
-
-static bool is_same_user(int fd)
-{
-    struct ucred peer;
-    socklen_t size = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-           peer.uid == geteuid();
-}
-
-/* A seqpacket socket: a hello comes whole or not at all. */
-static int open_socket(void)
-{
-    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-}
-
 static enum cp_code listen_once(struct cp_meeting *meeting, bool *is_taken)
 {
     struct sockaddr_un name;
-    socklen_t size = name_of(meeting, meeting->rank, &name);
+    socklen_t size = cp_wire_name(&meeting->self.hash, meeting->self.rank, &name);
     enum cp_code code = CP_OK;
     *is_taken = false;
-    (void)pthread_mutex_lock(&fork_mutex);
-    meeting->listener = open_socket();
+    cp_fork_lock();
+    meeting->listener = cp_wire_open();
     if (meeting->listener < 0) {
-        code = fail_system(meeting->rank, "open a socket");
+        code = fail_system(meeting->self.rank, "open a socket");
     } else if (bind(meeting->listener, (struct sockaddr *)&name, size) != 0) {
         *is_taken = errno == EADDRINUSE;
-        code = fail_system(meeting->rank, "bind a socket");
-    } else if (listen(meeting->listener, meeting->world + MOST_STRANGERS) != 0) {
-        code = fail_system(meeting->rank, "listen on a socket");
+        code = fail_system(meeting->self.rank, "bind a socket");
+    } else if (listen(meeting->listener, meeting->self.world + MOST_STRANGERS) != 0) {
+        code = fail_system(meeting->self.rank, "listen on a socket");
     }
     if (code != CP_OK) {
-        close_fd(&meeting->listener);
+        cp_wire_close(&meeting->listener);
     }
-    (void)pthread_mutex_unlock(&fork_mutex);
+    cp_fork_unlock();
     return code;
 }
 
@@ -240,13 +137,13 @@ static enum cp_code listen_as_own_rank(struct cp_meeting *meeting)
             return code;
         }
         if (cp_now_ns() >= give_up_ns) {
-            return cp_fail_rank(CP_ERR_COMM, meeting->rank,
+            return cp_fail_rank(CP_ERR_COMM, meeting->self.rank,
                                 "rank %d of %d is already taken: another process on "
                                 "this host has come to the same "
                                 "meeting with the same rank. Give every process its "
                                 "own rank (RANK), and check "
                                 "that no process of an earlier run is left",
-                                meeting->rank, meeting->world);
+                                meeting->self.rank, meeting->self.world);
         }
         struct timespec pause = {.tv_nsec = (long)longest_pause_ns};
         (void)nanosleep(&pause, NULL);
@@ -255,14 +152,14 @@ static enum cp_code listen_as_own_rank(struct cp_meeting *meeting)
 
 static enum cp_code map_page(struct cp_meeting *meeting, int fd)
 {
-    size_t bytes = cp_page_bytes(meeting->world);
+    size_t bytes = cp_page_bytes(meeting->self.world);
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) {
-        return fail_system(meeting->rank, "map the shared page");
+        return fail_system(meeting->self.rank, "map the shared page");
     }
     if (madvise(page, bytes, MADV_DONTFORK) != 0) {
-        enum cp_code code =
-            fail_system(meeting->rank, "keep the shared page out of forked children");
+        enum cp_code code = fail_system(meeting->self.rank,
+                                        "keep the shared page out of forked children");
         (void)munmap(page, bytes);
         return code;
     }
@@ -272,22 +169,20 @@ static enum cp_code map_page(struct cp_meeting *meeting, int fd)
 
 static enum cp_code create_page(struct cp_meeting *meeting)
 {
-    off_t bytes = (off_t)cp_page_bytes(meeting->world);
+    off_t bytes = (off_t)cp_page_bytes(meeting->self.world);
     enum cp_code code = CP_OK;
-    (void)pthread_mutex_lock(&fork_mutex);
-    meeting->page_fd = memfd_create("cp_attn page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (meeting->page_fd < 0 || ftruncate(meeting->page_fd, bytes) != 0 ||
-        fallocate(meeting->page_fd, 0, 0, bytes) != 0 ||
-        fcntl(meeting->page_fd, F_ADD_SEALS,
+    cp_fork_lock();
+    meeting->self.page_fd =
+        memfd_create("cp_attn page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (meeting->self.page_fd < 0 || ftruncate(meeting->self.page_fd, bytes) != 0 ||
+        fallocate(meeting->self.page_fd, 0, 0, bytes) != 0 ||
+        fcntl(meeting->self.page_fd, F_ADD_SEALS,
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        code = fail_system(meeting->rank, "create the shared page");
+        code = fail_system(meeting->self.rank, "create the shared page");
     } else {
-        code = map_page(meeting, meeting->page_fd);
+        code = map_page(meeting, meeting->self.page_fd);
     }
-    (void)pthread_mutex_unlock(&fork_mutex);
-    if (code == CP_OK) {
-        cp_page_init(meeting->page, meeting->world);
-    }
+    cp_fork_unlock();
     return code;
 }
 
@@ -297,110 +192,12 @@ static bool is_page(const struct cp_meeting *meeting, int fd)
     struct stat file;
     int seals = fcntl(fd, F_GET_SEALS);
     return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &file) == 0 &&
-           (size_t)file.st_size >= cp_page_bytes(meeting->world);
-}
-
-/* The socket is new and its buffer empty: this does not block, and fails only where the peer has gone. */
-static bool send_hello(const struct cp_meeting *meeting, int fd, int to,
-                       const struct cp_hello *hello)
-{
-    struct message message = {
-        .hash = meeting->hash, .from = meeting->rank, .to = to, .hello = *hello};
-    struct iovec part = {.iov_base = &message, .iov_len = sizeof message};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(MOST_FDS * sizeof(int))];
-    } control = {.bytes = {0}};
-    int fds[MOST_FDS] = {meeting->own_window_fd, meeting->page_fd};
-    size_t fds_bytes = (meeting->rank == 0 ? 2 : 1) * sizeof(int);
-    struct msghdr header = {
-        .msg_iov = &part,
-        .msg_iovlen = 1,
-        .msg_control = control.bytes,
-        .msg_controllen = CMSG_SPACE(fds_bytes),
-    };
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(fds_bytes);
-    memcpy(CMSG_DATA(rights), fds, fds_bytes);
-    return sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof message;
-}
-
-enum reading { READ_HELLO, READ_NOTHING_YET, READ_TOO_FEW_FDS, READ_GARBAGE };
-
-/* Takes the descriptors out of a received header; those that are too many are closed. */
-static int take_fds(struct msghdr *header, int fds[MOST_FDS])
-{
-    int count = 0;
-    for (struct cmsghdr *part = CMSG_FIRSTHDR(header); part != NULL;
-         part = CMSG_NXTHDR(header, part)) {
-        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        size_t here = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < here; i++) {
-            int fd = -1;
-            memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-            if (count < MOST_FDS) {
-                fds[count++] = fd;
-            } else {
-                (void)close(fd);
-            }
-        }
-    }
-    return count;
-}
-
-/* On READ_HELLO, `fds` are the caller's: the window, and from rank 0 the page. */
-static enum reading read_hello(const struct cp_meeting *meeting, int fd,
-                               struct message *message, int fds[MOST_FDS])
-{
-    struct iovec part = {.iov_base = message, .iov_len = sizeof *message};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(MOST_FDS * sizeof(int))];
-    } control;
-    struct msghdr header = {
-        .msg_iov = &part,
-        .msg_iovlen = 1,
-        .msg_control = control.bytes,
-        .msg_controllen = sizeof control.bytes,
-    };
-    ssize_t got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got < 0) {
-        return errno == EAGAIN || errno == EINTR ? READ_NOTHING_YET : READ_GARBAGE;
-    }
-    int count = take_fds(&header, fds);
-    enum reading reading = READ_GARBAGE;
-    if (got == (ssize_t)sizeof *message && (header.msg_flags & MSG_TRUNC) == 0 &&
-        message->to == meeting->rank &&
-        memcmp(&message->hash, &meeting->hash, sizeof message->hash) == 0 &&
-        message->from >= 0 && message->from < meeting->world &&
-        message->from != meeting->rank) {
-        bool is_whole = count == (message->from == 0 ? 2 : 1) &&
-                        (header.msg_flags & MSG_CTRUNC) == 0;
-        reading = is_whole ? READ_HELLO : READ_TOO_FEW_FDS;
-    }
-    if (reading != READ_HELLO) {
-        for (int i = 0; i < count; i++) {
-            close_fd(&fds[i]);
-        }
-    }
-    return reading;
-}
-
-static bool is_hung_up(int fd)
-{
-    struct pollfd poller = {.fd = fd, .events = POLLRDHUP};
-    return fd < 0 ||
-           (poll(&poller, 1, 0) > 0 &&
-            (poller.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0);
+           (size_t)file.st_size >= cp_page_bytes(meeting->self.world);
 }
 
 static void drop_stranger(struct cp_meeting *meeting, int index)
 {
-    close_fd(&meeting->stranger[index].fd);
+    cp_wire_close(&meeting->stranger[index].fd);
     meeting->stranger_count--;
     memmove(&meeting->stranger[index], &meeting->stranger[index + 1],
             (size_t)(meeting->stranger_count - index) * sizeof meeting->stranger[0]);
@@ -414,10 +211,10 @@ static enum cp_code accept_strangers(struct cp_meeting *meeting)
             if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
                 return CP_OK;
             }
-            return fail_system(meeting->rank, "accept a connection");
+            return fail_system(meeting->self.rank, "accept a connection");
         }
-        if (!is_same_user(fd)) {
-            close_fd(&fd);
+        if (!cp_wire_is_same_user(fd)) {
+            cp_wire_close(&fd);
             continue;
         }
         if (meeting->stranger_count == MOST_STRANGERS) {
@@ -431,17 +228,18 @@ static enum cp_code accept_strangers(struct cp_meeting *meeting)
 
 /* A higher rank's hello has come on a stranger's connection: answer it and keep both. */
 static bool admit(struct cp_meeting *meeting, struct stranger *stranger,
-                  const struct message *message, const int fds[MOST_FDS],
+                  const struct cp_wire_message *message, const int fds[CP_WIRE_FDS],
                   const struct cp_hello *own_hello)
 {
     struct peer *peer = &meeting->peer[message->from];
     /* Who comes twice has been started anew, if the first is gone; otherwise the second is not who it says. */
-    if (message->from < meeting->rank || (peer->is_met && !is_hung_up(peer->fd)) ||
-        !send_hello(meeting, stranger->fd, message->from, own_hello)) {
+    if (message->from < meeting->self.rank ||
+        (peer->is_met && !cp_wire_is_hung_up(peer->fd)) ||
+        !cp_wire_send(&meeting->self, stranger->fd, message->from, own_hello)) {
         return false;
     }
-    close_fd(&peer->fd);
-    close_fd(&peer->window_fd);
+    cp_wire_close(&peer->fd);
+    cp_wire_close(&peer->window_fd);
     peer->fd = stranger->fd;
     peer->window_fd = fds[0];
     peer->hello = message->hello;
@@ -454,17 +252,18 @@ static void hear_strangers(struct cp_meeting *meeting, const struct cp_hello *ow
 {
     for (int i = meeting->stranger_count - 1; i >= 0; i--) {
         struct stranger *stranger = &meeting->stranger[i];
-        struct message message;
-        int fds[MOST_FDS] = {-1, -1};
-        enum reading reading = read_hello(meeting, stranger->fd, &message, fds);
-        if (reading == READ_NOTHING_YET &&
+        struct cp_wire_message message;
+        int fds[CP_WIRE_FDS] = {-1, -1};
+        enum cp_wire_reading reading =
+            cp_wire_read(&meeting->self, stranger->fd, &message, fds);
+        if (reading == CP_WIRE_NOTHING_YET &&
             cp_now_ns() - stranger->since_ns < stranger_ns) {
             continue;
         }
-        if (reading == READ_HELLO &&
+        if (reading == CP_WIRE_HELLO &&
             !admit(meeting, stranger, &message, fds, own_hello)) {
-            close_fd(&fds[0]);
-            close_fd(&fds[1]);
+            cp_wire_close(&fds[0]);
+            cp_wire_close(&fds[1]);
         }
         drop_stranger(meeting, i);
     }
@@ -472,7 +271,7 @@ static void hear_strangers(struct cp_meeting *meeting, const struct cp_hello *ow
 
 static void retry_later(struct peer *peer)
 {
-    close_fd(&peer->fd);
+    cp_wire_close(&peer->fd);
     peer->retry_ns = cp_now_ns() + peer->pause_ns;
     peer->pause_ns =
         peer->pause_ns * 2 < longest_pause_ns ? peer->pause_ns * 2 : longest_pause_ns;
@@ -483,15 +282,16 @@ static enum cp_code connect_to(struct cp_meeting *meeting, int rank,
 {
     struct peer *peer = &meeting->peer[rank];
     struct sockaddr_un name;
-    socklen_t size = name_of(meeting, rank, &name);
-    peer->fd = open_socket();
+    socklen_t size = cp_wire_name(&meeting->self.hash, rank, &name);
+    peer->fd = cp_wire_open();
     if (peer->fd < 0) {
-        return fail_system(meeting->rank, "open a socket");
+        return fail_system(meeting->self.rank, "open a socket");
     }
     /* Whatever goes wrong (nobody listens yet, its queue is full, it ends just now) goes right a little later, or
      * the deadline says who did not come. */
     if (connect(peer->fd, (struct sockaddr *)&name, size) != 0 ||
-        !is_same_user(peer->fd) || !send_hello(meeting, peer->fd, rank, own_hello)) {
+        !cp_wire_is_same_user(peer->fd) ||
+        !cp_wire_send(&meeting->self, peer->fd, rank, own_hello)) {
         retry_later(peer);
     }
     return CP_OK;
@@ -500,21 +300,22 @@ static enum cp_code connect_to(struct cp_meeting *meeting, int rank,
 static enum cp_code hear_answer(struct cp_meeting *meeting, int rank)
 {
     struct peer *peer = &meeting->peer[rank];
-    struct message message;
-    int fds[MOST_FDS] = {-1, -1};
-    enum reading reading = read_hello(meeting, peer->fd, &message, fds);
+    struct cp_wire_message message;
+    int fds[CP_WIRE_FDS] = {-1, -1};
+    enum cp_wire_reading reading =
+        cp_wire_read(&meeting->self, peer->fd, &message, fds);
     enum cp_code code = CP_OK;
-    if (reading == READ_NOTHING_YET) {
+    if (reading == CP_WIRE_NOTHING_YET) {
         return CP_OK;
     }
-    if (reading == READ_TOO_FEW_FDS) {
-        return cp_fail_rank(CP_ERR_RUNTIME, meeting->rank,
+    if (reading == CP_WIRE_TOO_FEW_FDS) {
+        return cp_fail_rank(CP_ERR_RUNTIME, meeting->self.rank,
                             "rank %d cannot take over rank %d's descriptors; is the "
                             "limit of open files "
                             "(ulimit -n) too low?",
-                            meeting->rank, rank);
+                            meeting->self.rank, rank);
     }
-    if (reading == READ_HELLO && message.from == rank &&
+    if (reading == CP_WIRE_HELLO && message.from == rank &&
         (rank != 0 || is_page(meeting, fds[1]))) {
         code = rank == 0 ? map_page(meeting, fds[1]) : CP_OK;
         peer->window_fd = fds[0];
@@ -524,8 +325,8 @@ static enum cp_code hear_answer(struct cp_meeting *meeting, int rank)
     } else {
         retry_later(peer);
     }
-    close_fd(&fds[0]);
-    close_fd(&fds[1]);
+    cp_wire_close(&fds[0]);
+    cp_wire_close(&fds[1]);
     return code;
 }
 
@@ -535,7 +336,7 @@ static enum cp_code meet_once_locked(struct cp_meeting *meeting,
 {
     CP_TRY(accept_strangers(meeting));
     hear_strangers(meeting, own_hello);
-    for (int rank = 0; rank < meeting->rank; rank++) {
+    for (int rank = 0; rank < meeting->self.rank; rank++) {
         struct peer *peer = &meeting->peer[rank];
         if (!peer->is_met && peer->fd < 0 && cp_now_ns() >= peer->retry_ns) {
             CP_TRY(connect_to(meeting, rank, own_hello));
@@ -550,8 +351,8 @@ static enum cp_code meet_once_locked(struct cp_meeting *meeting,
 static int count_missing(const struct cp_meeting *meeting)
 {
     int missing = 0;
-    for (int rank = 0; rank < meeting->world; rank++) {
-        missing += rank != meeting->rank && !meeting->peer[rank].is_met;
+    for (int rank = 0; rank < meeting->self.world; rank++) {
+        missing += rank != meeting->self.rank && !meeting->peer[rank].is_met;
     }
     return missing;
 }
@@ -562,8 +363,8 @@ static enum cp_code fail_late(const struct cp_meeting *meeting,
     char list[160] = "";
     size_t used = 0;
     int missing = count_missing(meeting);
-    for (int rank = 0; rank < meeting->world; rank++) {
-        if (rank != meeting->rank && !meeting->peer[rank].is_met &&
+    for (int rank = 0; rank < meeting->self.world; rank++) {
+        if (rank != meeting->self.rank && !meeting->peer[rank].is_met &&
             used < sizeof list) {
             int added = snprintf(list + used, sizeof list - used, "%s%d",
                                  used > 0 ? ", " : "", rank);
@@ -571,12 +372,12 @@ static enum cp_code fail_late(const struct cp_meeting *meeting,
         }
     }
     return cp_fail_rank(
-        CP_ERR_TIMEOUT, meeting->rank,
+        CP_ERR_TIMEOUT, meeting->self.rank,
         "%s %s of %d did not appear to rank %d within %.1f s. Check that all processes "
         "were started "
         "and still run, on this host and as the same user, with the same world size, "
         "MASTER_ADDR and MASTER_PORT (or job id), and the same version of cp_attn",
-        missing > 1 ? "ranks" : "rank", list, meeting->world, meeting->rank,
+        missing > 1 ? "ranks" : "rank", list, meeting->self.world, meeting->self.rank,
         deadline.seconds);
 }
 
@@ -593,7 +394,7 @@ static void wait_for_news(const struct cp_meeting *meeting, struct pollfd *polle
         pollers[count++] =
             (struct pollfd){.fd = meeting->stranger[i].fd, .events = POLLIN};
     }
-    for (int rank = 0; rank < meeting->rank; rank++) {
+    for (int rank = 0; rank < meeting->self.rank; rank++) {
         const struct peer *peer = &meeting->peer[rank];
         if (peer->is_met) {
             continue;
@@ -614,9 +415,9 @@ static enum cp_code meet_all(struct cp_meeting *meeting,
                              const struct cp_meet_args *args, struct pollfd *pollers)
 {
     for (;;) {
-        (void)pthread_mutex_lock(&fork_mutex);
+        cp_fork_lock();
         enum cp_code code = meet_once_locked(meeting, &args->hello);
-        (void)pthread_mutex_unlock(&fork_mutex);
+        cp_fork_unlock();
         CP_TRY(code);
         if (count_missing(meeting) == 0) {
             return CP_OK;
@@ -624,36 +425,15 @@ static enum cp_code meet_all(struct cp_meeting *meeting,
         code = args->interrupt != NULL ? args->interrupt(args->interrupt_arg) : CP_OK;
         if (code != CP_OK) {
             return cp_fail_rank(
-                code, meeting->rank,
+                code, meeting->self.rank,
                 "rank %d was interrupted while it waited for the other ranks",
-                meeting->rank);
+                meeting->self.rank);
         }
         if (cp_deadline_passed(args->deadline)) {
             return fail_late(meeting, args->deadline);
         }
         wait_for_news(meeting, pollers, args->deadline);
     }
-}
-
-static void join_list(struct cp_meeting *meeting)
-{
-    (void)pthread_mutex_lock(&fork_mutex);
-    meeting->next = meetings;
-    meetings = meeting;
-    (void)pthread_mutex_unlock(&fork_mutex);
-}
-
-static void leave_list(struct cp_meeting *meeting)
-{
-    (void)pthread_mutex_lock(&fork_mutex);
-    for (struct cp_meeting **link = &meetings; *link != NULL; link = &(*link)->next) {
-        if (*link == meeting) {
-            *link = meeting->next;
-            break;
-        }
-    }
-    close_all(meeting);
-    (void)pthread_mutex_unlock(&fork_mutex);
 }
 
 enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
@@ -665,7 +445,7 @@ enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
         return cp_fail(CP_ERR_VALUE, "rank %d of %d cannot be", args->rank,
                        args->world);
     }
-    (void)pthread_once(&fork_once, watch_forks);
+    int fork_error = cp_fork_watch();
     if (fork_error != 0) {
         errno = fork_error;
         return fail_system(args->rank, "register for forks");
@@ -681,29 +461,32 @@ enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
                       "a meeting", &block),
         done);
     meeting = block;
-    meeting->rank = args->rank;
-    meeting->world = args->world;
+    meeting->self.rank = args->rank;
+    meeting->self.world = args->world;
     meeting->listener = -1;
-    meeting->own_window_fd = args->window_fd;
-    meeting->page_fd = -1;
-    meeting->hash = hash_of(args->key, args->world);
+    meeting->self.window_fd = args->window_fd;
+    meeting->self.page_fd = -1;
+    meeting->self.hash = cp_wire_hash_of(args->key, args->world);
     for (int rank = 0; rank < args->world; rank++) {
         meeting->peer[rank] =
             (struct peer){.fd = -1, .window_fd = -1, .pause_ns = first_pause_ns};
     }
     meeting->peer[args->rank].hello = args->hello;
-    join_list(meeting);
+    meeting->fork.clear = clear_in_child;
+    cp_fork_lock();
+    cp_fork_add(&meeting->fork);
+    cp_fork_unlock();
     CP_TRY_GOTO(code, listen_as_own_rank(meeting), done);
     if (args->rank == 0) {
         CP_TRY_GOTO(code, create_page(meeting), done);
     }
     CP_TRY_GOTO(code, meet_all(meeting, args, pollers), done);
-    (void)pthread_mutex_lock(&fork_mutex);
-    close_fd(&meeting->page_fd);
+    cp_fork_lock();
+    cp_wire_close(&meeting->self.page_fd);
     while (meeting->stranger_count > 0) {
         drop_stranger(meeting, meeting->stranger_count - 1);
     }
-    (void)pthread_mutex_unlock(&fork_mutex);
+    cp_fork_unlock();
     *out = meeting;
     meeting = NULL;
 done:
@@ -717,9 +500,12 @@ void cp_meeting_close(struct cp_meeting **meeting)
     if (*meeting == NULL) {
         return;
     }
-    leave_list(*meeting);
+    cp_fork_lock();
+    cp_fork_remove(&(*meeting)->fork);
+    close_all(*meeting);
+    cp_fork_unlock();
     if ((*meeting)->page != NULL) {
-        (void)munmap((*meeting)->page, cp_page_bytes((*meeting)->world));
+        (void)munmap((*meeting)->page, cp_page_bytes((*meeting)->self.world));
     }
     cp_mem_destroy(meeting);
 }
@@ -742,5 +528,5 @@ void *cp_meeting_page(const struct cp_meeting *meeting)
 bool cp_meeting_is_dead(void *peers, int rank)
 {
     const struct cp_meeting *meeting = peers;
-    return rank != meeting->rank && is_hung_up(meeting->peer[rank].fd);
+    return rank != meeting->self.rank && cp_wire_is_hung_up(meeting->peer[rank].fd);
 }

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_HELLO_BYTES = 256 };
+enum { CP_HELLO_BYTES = 640 };
 
 /* What a rank tells at the meeting, beside its number: bytes that only the callers
  * read. */

@@ -35,19 +35,35 @@ struct cp_context {
     char operation[64];  /* for messages: "attention, call 7" */
 };
 
+static enum cp_code check_abi(const char *kind, const char *name, uint32_t got,
+                              uint32_t want)
+{
+    return got == want ? CP_OK
+                       : cp_fail(CP_ERR_INTERNAL,
+                                 "the %s \"%s\" was built for version %u of its "
+                                 "interface, not %u",
+                                 kind, name, (unsigned)got, (unsigned)want);
+}
+
 enum cp_code cp_context_create(const struct cp_context_config *config,
                                const struct cp_gate *gate, struct cp_comm *comm,
                                int isa, struct cp_context **out)
 {
     void *block = NULL;
     struct cp_context *context = NULL;
+    struct cp_device *device = cp_device_cpu();
+    /* A table of another version is not even closed: its places may mean other things. */
+    CP_TRY(check_abi("communicator", comm->ops->name, comm->ops->abi, CP_COMM_ABI));
     enum cp_code code = CP_OK;
+    CP_TRY_GOTO(code,
+                check_abi("device", device->ops->name, device->ops->abi, CP_DEVICE_ABI),
+                done);
     CP_TRY_GOTO(code, cp_mem_create(sizeof *context, "a context", &block), done);
     context = block;
     context->config = *config;
     context->isa = isa;
     context->gate = *gate;
-    context->device = cp_device_cpu();
+    context->device = device;
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
     CP_TRY_GOTO(code,
@@ -90,33 +106,14 @@ void cp_context_stand_on(struct cp_context *context, void *parts,
     context->close_parts = close_parts;
 }
 
-int cp_context_rank(const struct cp_context *context)
-{
-    return context->comm->rank;
-}
-
-int cp_context_world(const struct cp_context *context)
-{
-    return context->comm->world;
-}
-
-const struct cp_context_config *cp_context_config_of(const struct cp_context *context)
-{
-    return &context->config;
-}
-
-static bool is_attention(const struct cp_call *call)
-{
-    return call->op == CP_OP_ATTENTION || call->op == CP_OP_ATTENTION_BACKWARD;
-}
-
 static enum cp_code select_kernel(const struct cp_context *context,
                                   const struct cp_call *call,
                                   const struct cp_kernel_ops **kernel,
                                   struct cp_format *format)
 {
-    return cp_kernel_cpu_select(context->isa, (enum cp_dtype)call->dtype,
-                                call->head_dim, call->value_dim, kernel, format);
+    CP_TRY(cp_kernel_cpu_select(context->isa, (enum cp_dtype)call->dtype,
+                                call->head_dim, call->value_dim, kernel, format));
+    return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
 }
 
 enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *record)
@@ -125,7 +122,7 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *r
     record->call.rotate = context->config.rotate;
     record->call.ring_degree = context->config.ring_degree;
     record->call.ulysses_degree = context->config.ulysses_degree;
-    if (is_attention(&record->call)) {
+    if (cp_call_is_attention(&record->call)) {
         const struct cp_kernel_ops *kernel = NULL;
         struct cp_format format;
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
@@ -133,8 +130,6 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *r
     }
     return CP_OK;
 }
-
-/* ---- the steps of begin ---- */
 
 static enum cp_code check_process(const struct cp_context *context)
 {
@@ -145,6 +140,27 @@ static enum cp_code check_process(const struct cp_context *context)
                          "context "
                          "cannot be used after fork: make a new one in the child");
 }
+
+enum cp_code cp_context_enter(struct cp_context *context)
+{
+    /* acquire: pairs with the release in cp_context_leave. */
+    if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) {
+        /* In a forked child, the call may be one of the parent. */
+        CP_TRY(check_process(context));
+        return cp_fail(CP_ERR_RUNTIME,
+                       "the context is busy with another call; a context serves one "
+                       "thread at a time, so give each thread its own");
+    }
+    return CP_OK;
+}
+
+void cp_context_leave(struct cp_context *context)
+{
+    /* release: pairs with the acquire in cp_context_enter. */
+    atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+}
+
+/* ---- the steps of begin ---- */
 
 enum cp_code cp_context_check(const struct cp_context *context)
 {
@@ -170,6 +186,8 @@ static const char *name_of(enum cp_op op)
         return "shard";
     case CP_OP_GATHER:
         return "gather";
+    case CP_OP_REDUCE_SCATTER:
+        return "reduce_scatter";
     case CP_OP_AGREE:
         return "agree";
     case CP_OP_NONE:
@@ -178,28 +196,61 @@ static const char *name_of(enum cp_op op)
     return "a call";
 }
 
-static enum cp_code make_plan(struct cp_context *context)
+/* The plan, schedule and kernel of the records at hand. */
+static enum cp_code make_entry(const struct cp_context *context,
+                               struct cp_plan_entry *entry)
 {
     const struct cp_call *call = &context->records[0].call;
-    const struct cp_kernel_ops *kernel = NULL;
     struct cp_format format = {0};
-    struct cp_plan *plan = NULL;
-    struct cp_schedule *schedule = NULL;
     enum cp_transport transport =
         cp_comm_has_windows(context->comm) ? CP_PULL : CP_TWO_SIDED;
-    if (is_attention(call)) {
-        CP_TRY(select_kernel(context, call, &kernel, &format));
+    if (cp_call_is_attention(call)) {
+        CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
-    CP_TRY(cp_plan_create(context->records, context->comm->world, &format, &plan));
-    if (call->op != CP_OP_SHARD) {
-        enum cp_code code =
-            cp_schedule_create(plan, context->comm->rank, transport, &schedule);
-        if (code != CP_OK) {
-            cp_plan_destroy(&plan);
-            return code;
-        }
+    CP_TRY(
+        cp_plan_create(context->records, context->comm->world, &format, &entry->plan));
+    return cp_schedule_create(entry->plan, context->comm->rank, transport,
+                              &entry->schedule);
+}
+
+static enum cp_code grow_workspace(struct cp_context *context, size_t bytes)
+{
+    struct cp_device *device = context->device;
+    void *bigger = NULL;
+    if (bytes <= context->workspace_bytes) {
+        return CP_OK;
     }
-    context->call = cp_plan_cache_add(&context->plans, plan, schedule, kernel);
+    CP_TRY(device->ops->alloc(device, bytes, "the workspace", &bigger));
+    device->ops->free(device, &context->workspace);
+    context->workspace = bigger;
+    context->workspace_bytes = bytes;
+    return CP_OK;
+}
+
+static enum cp_code grow_messages(struct cp_context *context, int count)
+{
+    void *bigger = NULL;
+    if (count <= context->xfer_room) {
+        return CP_OK;
+    }
+    CP_TRY(cp_mem_create((size_t)count * sizeof *context->xfers, "messages", &bigger));
+    cp_mem_destroy(&context->xfers);
+    context->xfers = bigger;
+    context->xfer_room = count;
+    return CP_OK;
+}
+
+/* Room for what the schedule needs, in both halves of the window: the next call of this
+ * signature uses the other one. */
+static enum cp_code reserve(struct cp_context *context,
+                            const struct cp_schedule *schedule)
+{
+    struct cp_comm *comm = context->comm;
+    CP_TRY(grow_workspace(context, (size_t)cp_run_workspace_bytes(schedule)));
+    CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
+    for (int half = 0; half < CP_HALVES && schedule->window_bytes > 0; half++) {
+        CP_TRY(comm->ops->reserve(comm, half, (size_t)schedule->window_bytes));
+    }
     return CP_OK;
 }
 
@@ -224,50 +275,73 @@ static void poison(struct cp_context *context)
     context->comm->ops->poison(context->comm, &reason);
 }
 
+static enum cp_code exchange(struct cp_context *context, const struct cp_record *mine)
+{
+    return cp_gate_exchange(&context->gate, mine, context->records, context->operation,
+                            cp_deadline_in(context->config.timeout));
+}
+
+/* A signature that is new needs a plan and room, and either may fail on one rank alone.
+ * A second exchange tells all ranks whether all have them. It is new to all alike: what
+ * a cache holds follows from the calls made so far, and those are the same everywhere.
+ */
+static enum cp_code prepare(struct cp_context *context, const struct cp_record *mine)
+{
+    struct cp_record ready = {.call = mine->call};
+    struct cp_plan_entry entry = {.plan = NULL};
+    memcpy(ready.sizes, mine->sizes, sizeof ready.sizes);
+    enum cp_code code = make_entry(context, &entry);
+    if (code == CP_OK) {
+        code = reserve(context, entry.schedule);
+    }
+    if (code != CP_OK) {
+        ready.status = *cp_last_error();
+    }
+    code = exchange(context, &ready);
+    if (code == CP_OK) {
+        code = cp_agree(context->records, context->comm->world);
+    }
+    if (code != CP_OK) {
+        cp_plan_entry_clear(&entry);
+        return code;
+    }
+    context->call = cp_plan_cache_add(&context->plans, &entry);
+    return CP_OK;
+}
+
+/* An agreement and a shard need nothing of the others but that they do the same. */
+static bool is_over_at_the_gate(const struct cp_record *mine)
+{
+    return mine->call.op == CP_OP_AGREE || mine->call.op == CP_OP_SHARD;
+}
+
 static enum cp_code begin(struct cp_context *context, const struct cp_record *mine)
 {
     CP_TRY(cp_context_check(context));
     (void)snprintf(context->operation, sizeof context->operation, "%s, call %" PRIu64,
                    name_of((enum cp_op)mine->call.op), context->gate.seq + 1);
-    CP_TRY(cp_gate_exchange(&context->gate, mine, context->records, context->operation,
-                            cp_deadline_in(context->config.timeout)));
+    CP_TRY(exchange(context, mine));
     CP_TRY(agree(context, mine));
-    if (mine->call.op == CP_OP_AGREE) {
+    if (is_over_at_the_gate(mine)) {
         return CP_OK;
     }
     context->call =
         cp_plan_cache_find(&context->plans, context->records, context->comm->world);
-    if (context->call != NULL) {
-        return CP_OK;
-    }
-    enum cp_code code = make_plan(context);
-    if (code != CP_OK) {
-        poison(context); /* the others may have made theirs and go on */
-    }
-    return code;
+    return context->call != NULL ? CP_OK : prepare(context, mine);
 }
 
 enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record *mine,
                               const struct cp_plan **plan)
 {
     CP_TRY(check_process(context));
-    if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) {
-        return cp_fail(
-            CP_ERR_RUNTIME,
-            "the context is in use by another thread; a context admits one thread "
-            "at a time, so give each thread its own");
-    }
     context->is_own_error = false;
     context->call = NULL;
     enum cp_code code = begin(context, mine);
     if (code == CP_OK && plan != NULL && context->call != NULL) {
         *plan = context->call->plan;
     }
-    bool has_more =
-        code == CP_OK && mine->call.op != CP_OP_AGREE && mine->call.op != CP_OP_SHARD;
-    if (!has_more) {
+    if (code != CP_OK) {
         context->call = NULL;
-        atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
     }
     return code;
 }
@@ -279,42 +353,11 @@ bool cp_context_error_is_own(const struct cp_context *context)
 
 /* ---- the steps of execute ---- */
 
-/* Grows the workspace, the room for messages and the window to what the schedule needs.
- */
-static enum cp_code reserve(struct cp_context *context,
-                            const struct cp_schedule *schedule)
-{
-    struct cp_comm *comm = context->comm;
-    size_t bytes = (size_t)cp_run_workspace_bytes(schedule);
-    int room = cp_run_largest_group(schedule);
-    if (bytes > context->workspace_bytes || context->workspace == NULL) {
-        context->device->ops->free(context->device, &context->workspace);
-        context->workspace_bytes = 0;
-        CP_TRY(context->device->ops->alloc(context->device, bytes, "the workspace",
-                                           &context->workspace));
-        context->workspace_bytes = bytes;
-    }
-    if (room > context->xfer_room) {
-        void *block = NULL;
-        CP_TRY(
-            cp_mem_create((size_t)room * sizeof *context->xfers, "messages", &block));
-        cp_mem_destroy(&context->xfers);
-        context->xfers = block;
-        context->xfer_room = room;
-    }
-    if (schedule->window_bytes > 0) {
-        CP_TRY(comm->ops->reserve(comm, (int)(context->gate.seq % CP_HALVES),
-                                  (size_t)schedule->window_bytes));
-    }
-    return CP_OK;
-}
-
 static enum cp_code execute(struct cp_context *context,
                             const struct cp_view tensors[CP_TENSORS])
 {
     const struct cp_schedule *schedule = context->call->schedule;
     struct cp_run run;
-    CP_TRY(reserve(context, schedule));
     struct cp_run_env env = {
         .comm = context->comm,
         .device = context->device,
@@ -325,12 +368,6 @@ static enum cp_code execute(struct cp_context *context,
     };
     cp_run_init(&run, &env, schedule, tensors, context->xfers);
     return cp_run_finish(&run, context->config.timeout);
-}
-
-static void end_call(struct cp_context *context)
-{
-    context->call = NULL;
-    atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
 }
 
 enum cp_code cp_context_execute(struct cp_context *context,
@@ -344,7 +381,7 @@ enum cp_code cp_context_execute(struct cp_context *context,
     if (code != CP_OK) {
         poison(context);
     }
-    end_call(context);
+    context->call = NULL;
     return code;
 }
 
@@ -352,6 +389,6 @@ void cp_context_abandon(struct cp_context *context)
 {
     if (context->call != NULL) {
         poison(context);
-        end_call(context);
+        context->call = NULL;
     }
 }

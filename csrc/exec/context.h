@@ -1,12 +1,12 @@
 /* A context: one rank's end of a group that computes together. It owns the
  * communicator, the gate, the plans and the workspace, and takes every call through the
- * same steps: gate, agreement, plan, run.
+ * same steps: gate, agreement, plan and room, run.
  *
  * A call is two functions, so that an output whose size depends on all ranks can be
  * made in between:
  *
- *     cp_context_begin    the gate; all ranks agree or all get the same error, and the
- * context stays usable cp_context_execute  data moves; an error breaks the context
+ *     cp_context_begin     all ranks agree, or all get the same error and may go on
+ *     cp_context_execute   data moves; an error breaks the context
  *
  * After a successful begin, execute or cp_context_abandon must follow. One thread at a
  * time: a second one gets CP_ERR_RUNTIME. In a forked child every function but destroy
@@ -18,6 +18,10 @@
 #include "comm/comm.h"
 #include "control/gate.h"
 #include "exec/run.h"
+
+/* How a config spells enum cp_rotate. */
+enum { CP_ROTATES = CP_ROTATE_ALLTOALL + 1 };
+extern const char *const cp_rotate_names[CP_ROTATES];
 
 /* What a context is about; equal on all ranks. */
 struct cp_context_config {
@@ -33,19 +37,22 @@ struct cp_context;
  * least 60 s for them. */
 struct cp_join_args {
     struct cp_context_config config;
-    const char
-        *key; /* names the job, the members and which of their contexts this is */
+    const char *key; /* names the job, the members and which of their contexts it is */
     int rank, world;
-    const char *isa;                      /* value of CP_ATTN_ISA, or NULL */
+    const char *isa; /* value of CP_ATTN_ISA, or NULL */
+    /* (optional) What this rank found wrong already: all ranks get it, as they get a
+     * difference between their configs. `config` then counts for nothing. */
+    const struct cp_status *error;
     enum cp_code (*interrupt)(void *arg); /* (optional) see base/watch.h */
     void *interrupt_arg;
 };
 CP_NODISCARD enum cp_code cp_context_join(const struct cp_join_args *args,
                                           struct cp_context **out);
 
-/* The same from parts that exist already, for ranks that are threads. `comm` is taken;
- * `gate` is copied, and what it and `comm` refer to must outlive the context. `isa`:
- * the best CPU kernel to use (kernel/kernel_cpu.h). */
+/* The same from parts that exist already, for ranks that are threads. `comm` is taken,
+ * unless its table is of another version; `gate` is copied, and what it and `comm`
+ * refer to must outlive the context. `isa`: the best CPU kernel to use
+ * (kernel/kernel_cpu.h). */
 CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *config,
                                             const struct cp_gate *gate,
                                             struct cp_comm *comm, int isa,
@@ -58,9 +65,11 @@ void cp_context_stand_on(struct cp_context *context, void *parts,
 /* Closes; accepts NULL in it, leaves NULL; waits for nobody. */
 void cp_context_destroy(struct cp_context **context);
 
-int cp_context_rank(const struct cp_context *context);
-int cp_context_world(const struct cp_context *context);
-const struct cp_context_config *cp_context_config_of(const struct cp_context *context);
+/* A caller with several threads holds the context from enter to leave, around describe,
+ * begin, execute and abandon, and enters before destroy. CP_ERR_RUNTIME where another
+ * call holds it. */
+CP_NODISCARD enum cp_code cp_context_enter(struct cp_context *context);
+void cp_context_leave(struct cp_context *context);
 
 /* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
  * for attention, the packed format of the kernel for `dtype`, `head_dim`, `value_dim`,

@@ -2,6 +2,7 @@
  * communicator on top. */
 #include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "comm/comm_shm.h"
@@ -13,22 +14,46 @@
 #define CP_VERSION "unknown"
 #endif
 
-/* Address space that a window reserves: sparse, so that it costs nothing, and more than
- * a host has memory. */
-static const size_t window_reserved = (size_t)256 << 30;
+/* Address space that a window reserves: sparse, so that it costs nothing, and with room
+ * for all of the host's memory in either half. */
+static size_t window_reserved(void)
+{
+    const size_t least = (size_t)1 << 30; /* where the system does not say */
+    size_t pages = (size_t)sysconf(_SC_PHYS_PAGES);
+    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    size_t bytes = 0;
+    bool is_known = !__builtin_mul_overflow(pages, CP_HALVES * page_bytes, &bytes);
+    return is_known && bytes > least ? bytes / least * least : least;
+}
 
 /* `init` waits at least this long for all ranks to appear, whatever the timeout: they
  * import at their own pace. */
 static const double shortest_meeting_s = 60.0;
+
+const char *const cp_rotate_names[CP_ROTATES] = {
+    [CP_ROTATE_AUTO] = "auto",
+    [CP_ROTATE_ALLGATHER] = "allgather",
+    [CP_ROTATE_ALLTOALL] = "alltoall",
+};
+
+static const char *rotate_name(int32_t rotate)
+{
+    return rotate >= 0 && rotate < CP_ROTATES ? cp_rotate_names[rotate] : "?";
+}
+
+static const char *variant_name(int32_t variant)
+{
+    return variant == CP_EVEN ? "even" : "anything";
+}
 
 /* What ranks tell each other at the meeting. */
 struct hello {
     char version[32];
     int32_t ring_degree, ulysses_degree, variant, rotate;
     int32_t isa;
-    int32_t spare;
-    double timeout;
+    struct cp_status error; /* code CP_OK: none */
 };
+_Static_assert(sizeof(struct hello) <= CP_HELLO_BYTES, "a hello must fit");
 
 /* What a joined context stands on. */
 struct parts {
@@ -72,6 +97,14 @@ static enum cp_code compare_hellos(const struct cp_meeting *meeting, int world,
 {
     const struct hello zero = hello_of(meeting, 0);
     *isa = zero.isa;
+    for (int rank = 0; rank < world; rank++) {
+        struct hello other = hello_of(meeting, rank);
+        if (other.error.code != CP_OK) {
+            other.error.text[CP_STATUS_TEXT - 1] = '\0';
+            return cp_fail_rank((enum cp_code)other.error.code, rank, "rank %d: %s",
+                                rank, other.error.text);
+        }
+    }
     for (int rank = 1; rank < world; rank++) {
         struct hello other = hello_of(meeting, rank);
         if (strncmp(other.version, zero.version, sizeof zero.version) != 0) {
@@ -85,11 +118,11 @@ static enum cp_code compare_hellos(const struct cp_meeting *meeting, int world,
             return cp_fail_rank(
                 CP_ERR_VALUE, rank,
                 "rank %d has another config than rank 0: ring_degree %d and %d, "
-                "ulysses_degree "
-                "%d and %d, anything flag %d and %d, rotate_method number %d and %d",
+                "ulysses_degree %d and %d, lengths %s and %s, rotate_method %s and %s",
                 rank, other.ring_degree, zero.ring_degree, other.ulysses_degree,
-                zero.ulysses_degree, other.variant, zero.variant, other.rotate,
-                zero.rotate);
+                zero.ulysses_degree, variant_name(other.variant),
+                variant_name(zero.variant), rotate_name(other.rotate),
+                rotate_name(zero.rotate));
         }
         if (other.isa < *isa) {
             *isa = other.isa;
@@ -106,10 +139,13 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         .ulysses_degree = args->config.ulysses_degree,
         .variant = args->config.variant,
         .rotate = args->config.rotate,
-        .timeout = args->config.timeout,
     };
-    double patience = args->config.timeout > shortest_meeting_s ? args->config.timeout
-                                                                : shortest_meeting_s;
+    double patience = shortest_meeting_s;
+    if (args->error != NULL) {
+        hello.error = *args->error;
+    } else if (args->config.timeout > patience) {
+        patience = args->config.timeout;
+    }
     struct cp_meet_args meet_args = {
         .key = args->key,
         .rank = args->rank,
@@ -119,7 +155,9 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
     };
-    CP_TRY(cp_kernel_cpu_parse(args->isa, &hello.isa));
+    if (args->error == NULL && cp_kernel_cpu_parse(args->isa, &hello.isa) != CP_OK) {
+        hello.error = *cp_last_error(); /* told at the meeting: nobody waits for it */
+    }
     memcpy(meet_args.hello.bytes, &hello, sizeof hello);
     CP_TRY(cp_meet(&meet_args, &parts->meeting));
     return compare_hellos(parts->meeting, args->world, isa);
@@ -165,7 +203,7 @@ static enum cp_code create_parts(const struct cp_join_args *args, struct parts *
         for (int rank = 0; rank < args->world; rank++) {
             parts->windows[rank].fd = -1;
         }
-        code = cp_window_create(window_reserved, &parts->windows[args->rank]);
+        code = cp_window_create(window_reserved(), &parts->windows[args->rank]);
     }
     if (code != CP_OK) {
         close_parts(parts);

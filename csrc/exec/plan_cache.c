@@ -1,7 +1,7 @@
 /* Least recently used goes first. */
 #include "exec/plan_cache.h"
 
-static void clear(struct cp_plan_entry *entry)
+void cp_plan_entry_clear(struct cp_plan_entry *entry)
 {
     cp_schedule_destroy(&entry->schedule);
     cp_plan_destroy(&entry->plan);
@@ -24,9 +24,7 @@ struct cp_plan_entry *cp_plan_cache_find(struct cp_plan_cache *cache,
 }
 
 struct cp_plan_entry *cp_plan_cache_add(struct cp_plan_cache *cache,
-                                        struct cp_plan *plan,
-                                        struct cp_schedule *schedule,
-                                        const struct cp_kernel_ops *kernel)
+                                        const struct cp_plan_entry *entry)
 {
     struct cp_plan_entry *oldest = &cache->entry[0];
     for (int i = 1; i < CP_PLAN_CACHE_SIZE; i++) {
@@ -34,15 +32,15 @@ struct cp_plan_entry *cp_plan_cache_add(struct cp_plan_cache *cache,
             oldest = &cache->entry[i];
         }
     }
-    clear(oldest);
-    *oldest = (struct cp_plan_entry){
-        .plan = plan, .schedule = schedule, .kernel = kernel, .used = cache->calls};
+    cp_plan_entry_clear(oldest);
+    *oldest = *entry;
+    oldest->used = cache->calls;
     return oldest;
 }
 
 void cp_plan_cache_clear(struct cp_plan_cache *cache)
 {
     for (int i = 0; i < CP_PLAN_CACHE_SIZE; i++) {
-        clear(&cache->entry[i]);
+        cp_plan_entry_clear(&cache->entry[i]);
     }
 }

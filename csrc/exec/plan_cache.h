@@ -6,8 +6,8 @@
 #include "kernel/kernel.h"
 #include "schedule/schedule.h"
 
-/* A model alternates between a handful of signatures; HNG-1 of a long-lived server
- * between some more. */
+/* A model alternates between a handful of signatures, a server that takes any picture
+ * size between some more. */
 enum { CP_PLAN_CACHE_SIZE = 64 };
 
 struct cp_plan_entry {
@@ -25,11 +25,10 @@ struct cp_plan_cache {
 /* NULL where these records have no plan yet. */
 struct cp_plan_entry *cp_plan_cache_find(struct cp_plan_cache *cache,
                                          const struct cp_record *records, int world);
-/* Takes all three, in the place of the entry that was not used for longest. */
+/* Takes what the entry owns, in the place of the one that was not used for longest. */
 struct cp_plan_entry *cp_plan_cache_add(struct cp_plan_cache *cache,
-                                        struct cp_plan *plan,
-                                        struct cp_schedule *schedule,
-                                        const struct cp_kernel_ops *kernel);
+                                        const struct cp_plan_entry *entry);
+void cp_plan_entry_clear(struct cp_plan_entry *entry);
 void cp_plan_cache_clear(struct cp_plan_cache *cache);
 
 #endif

@@ -28,6 +28,7 @@ static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
     case CP_OP_NONE:
     case CP_OP_SHARD:
     case CP_OP_GATHER:
+    case CP_OP_REDUCE_SCATTER:
     case CP_OP_AGREE:
         break;
     }

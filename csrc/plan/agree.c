@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/checked.h"
+#include "base/hash.h"
 #include "plan/mask_axis.h"
+#include "tensor/dtype.h"
 
 /* The fields of a call in the order in which a difference is named. `op` is first: the
  * others mean different things in different operations. */
@@ -25,7 +28,7 @@
     X(mask_heads, "attn_mask heads")                                                   \
     X(enable_gqa, "enable_gqa")                                                        \
     X(kv_replicated, "kv")                                                             \
-    X(want_lse, "return_lse")                                                          \
+    X(want_lse, "return_lse (or in whether q, k or v require a gradient)")             \
     X(ndim, "number of dimensions")                                                    \
     X(dim, "dim")                                                                      \
     X(variant, "variant")                                                              \
@@ -33,7 +36,13 @@
     X(ring_degree, "ring_degree")                                                      \
     X(ulysses_degree, "ulysses_degree")                                                \
     X(format, "packed format of the kernel")                                           \
-    X(check, "seq_lens, kv_lens or text")
+    X(check, check_name(zero))
+
+/* What the check number stands for. */
+static const char *check_name(const struct cp_call *call)
+{
+    return cp_call_is_attention(call) ? "seq_lens or kv_lens" : "what is agreed on";
+}
 
 struct text {
     char *at;
@@ -83,8 +92,9 @@ static void print_attention(struct text *text, const struct cp_record *record)
                record->sizes[CP_SIZE_MASK_KEYS],
                cp_dtype_name((enum cp_dtype)call->mask_dtype));
     }
-    append(text, "%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
+    append(text, "%s%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
            call->kv_replicated != 0 ? ", kv replicated" : "",
+           call->enable_gqa != 0 ? ", enable_gqa" : "",
            call->want_lse != 0 ? ", return_lse" : "");
 }
 
@@ -94,11 +104,16 @@ static void print_cut(struct text *text, const struct cp_record *record,
     const struct cp_call *call = &record->call;
     append(text, "%s(", name);
     for (int axis = 0; axis < call->ndim && axis < CP_EXTENTS; axis++) {
+        bool is_part = axis == call->dim && call->op != CP_OP_REDUCE_SCATTER;
         append(text, "%s%" PRId64, axis > 0 ? "x" : "",
-               axis == call->dim ? record->sizes[CP_SIZE_ROWS] : call->extent[axis]);
+               is_part ? record->sizes[CP_SIZE_ROWS] : call->extent[axis]);
     }
-    append(text, " %s, dim %d)", cp_dtype_name((enum cp_dtype)call->dtype),
+    append(text, " %s, dim %d", cp_dtype_name((enum cp_dtype)call->dtype),
            (int)call->dim);
+    if (call->op == CP_OP_REDUCE_SCATTER) {
+        append(text, ", %" PRId64 " own rows", record->sizes[CP_SIZE_ROWS]);
+    }
+    append(text, ")");
 }
 
 void cp_call_print(const struct cp_record *record, char *text, size_t bytes)
@@ -114,6 +129,9 @@ void cp_call_print(const struct cp_record *record, char *text, size_t bytes)
         return;
     case CP_OP_GATHER:
         print_cut(&to, record, "gather");
+        return;
+    case CP_OP_REDUCE_SCATTER:
+        print_cut(&to, record, "reduce_scatter");
         return;
     case CP_OP_AGREE:
         append(&to, "agree()");
@@ -230,13 +248,32 @@ static enum cp_code check_replicated(const struct cp_record *records, int world)
     return CP_OK;
 }
 
-/* What is cut must be there whole on every rank. */
-static enum cp_code check_whole(const struct cp_record *records, int world)
+/* What is added up is of a type that has a sum, and every row of it goes to one rank.
+ */
+static enum cp_code check_parts(const struct cp_record *records, int world)
 {
-    for (int rank = 1; rank < world; rank++) {
-        if (records[rank].sizes[CP_SIZE_ROWS] != records[0].sizes[CP_SIZE_ROWS]) {
-            return fail_difference(records, rank, "the shape", CP_ERR_VALUE);
+    const struct cp_call *call = &records[0].call;
+    int64_t whole = call->extent[call->dim];
+    int64_t rows = 0;
+    if (!cp_dtype_attends((enum cp_dtype)call->dtype)) {
+        return cp_fail(CP_ERR_TYPE,
+                       "reduce_scatter: x is of %s; float32, float64, bfloat16 and "
+                       "float16 can be added up",
+                       cp_dtype_name((enum cp_dtype)call->dtype));
+    }
+    for (int rank = 0; rank < world; rank++) {
+        int64_t own = records[rank].sizes[CP_SIZE_ROWS];
+        if (own < 0 || !cp_add_i64(rows, own, &rows)) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "reduce_scatter: rank %d asks for %" PRId64 " rows",
+                                rank, own);
         }
+    }
+    if (rows != whole) {
+        return cp_fail(CP_ERR_VALUE,
+                       "reduce_scatter: x has %" PRId64 " rows along dim %d, but the "
+                       "ranks' own rows are %" PRId64 " together",
+                       whole, (int)call->dim, rows);
     }
     return CP_OK;
 }
@@ -279,10 +316,10 @@ enum cp_code cp_agree(const struct cp_record *records, int world)
         CP_TRY(compare_calls(records, rank));
     }
     const struct cp_call *call = &records[0].call;
-    if (call->op == CP_OP_SHARD) {
-        return check_whole(records, world);
+    if (call->op == CP_OP_REDUCE_SCATTER) {
+        return check_parts(records, world);
     }
-    if (call->op != CP_OP_ATTENTION && call->op != CP_OP_ATTENTION_BACKWARD) {
+    if (!cp_call_is_attention(call)) {
         return CP_OK;
     }
     CP_TRY(check_replicated(records, world));
@@ -295,11 +332,10 @@ enum cp_code cp_agree(const struct cp_record *records, int world)
 
 uint64_t cp_lengths_hash(const int64_t *q_rows, const int64_t *kv_rows, int world)
 {
-    /* FNV-1a over the numbers; 0 is kept for "nothing promised". */
-    uint64_t hash = 14695981039346656037u;
+    uint64_t hash = CP_HASH_START;
     for (int rank = 0; rank < world; rank++) {
-        hash = (hash ^ (uint64_t)q_rows[rank]) * 1099511628211u;
-        hash = (hash ^ (uint64_t)kv_rows[rank]) * 1099511628211u;
+        hash = cp_hash(hash, &q_rows[rank], sizeof q_rows[rank]);
+        hash = cp_hash(hash, &kv_rows[rank], sizeof kv_rows[rank]);
     }
-    return hash == 0 ? 1 : hash;
+    return cp_hash_not_zero(hash); /* 0: nothing promised */
 }

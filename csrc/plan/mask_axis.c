@@ -76,7 +76,9 @@ enum cp_code cp_mask_read(const struct cp_record *records, int world,
     CP_TRY(read_axis(&key_axis, records, world, &key_readings));
     enum cp_axis_kind row_kind = first_of(row_readings);
     enum cp_axis_kind key_kind = first_of(key_readings);
-    if (is_replicated && key_kind == CP_AXIS_OWN) {
+    /* Replicated keys are all keys; where there are no keys at all, readings coincide.
+     */
+    if ((is_replicated || key_axis.whole == 0) && key_kind == CP_AXIS_OWN) {
         key_kind = CP_AXIS_WHOLE;
     }
     /* A mask of own keys cannot be of own rows too: another reading of its rows is the

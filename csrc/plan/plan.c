@@ -110,14 +110,7 @@ static enum cp_code plan_cut(struct cp_plan *plan, const struct cp_record *recor
                            "the shape has more elements than can be counted");
         }
     }
-    if (call->op == CP_OP_GATHER) {
-        return lay_rows(records, plan->world, CP_SIZE_ROWS, plan->cut);
-    }
-    for (int rank = 0; rank < plan->world; rank++) {
-        plan->cut[rank] =
-            cp_share(records[rank].sizes[CP_SIZE_ROWS], plan->world, rank);
-    }
-    return CP_OK;
+    return lay_rows(records, plan->world, CP_SIZE_ROWS, plan->cut);
 }
 
 static enum cp_code fill(struct cp_plan *plan, const struct cp_record *records,
@@ -143,9 +136,10 @@ static enum cp_code fill(struct cp_plan *plan, const struct cp_record *records,
     case CP_OP_ATTENTION_BACKWARD:
         plan->format = *format;
         return plan_attention(plan, records);
-    case CP_OP_SHARD:
     case CP_OP_GATHER:
+    case CP_OP_REDUCE_SCATTER:
         return plan_cut(plan, records);
+    case CP_OP_SHARD:
     case CP_OP_AGREE:
     case CP_OP_NONE:
         break;

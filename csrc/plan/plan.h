@@ -8,6 +8,8 @@
 #ifndef CP_PLAN_PLAN_H
 #define CP_PLAN_PLAN_H
 
+#include <stddef.h>
+
 #include "base/record.h"
 #include "plan/partition.h"
 #include "tensor/dtype.h"
@@ -31,8 +33,7 @@ struct cp_signature {
 
 struct cp_plan {
     struct cp_signature signature;
-    struct cp_format
-        format; /* of the kernel that will run; zero for shard, gather, agree */
+    struct cp_format format;  /* of the kernel that will run; zero where none does */
     int world, ring, ulysses; /* W = R * U */
     struct cp_range *q_rows;  /* (world), global positions */
     struct cp_range
@@ -42,7 +43,7 @@ struct cp_plan {
     int64_t heads_per_kv;      /* H / H_kv */
     enum cp_axis_kind mask_rows, mask_keys;
     double scale;
-    /* shard, gather: the tensor as (outer, rows, 1, inner) */
+    /* shard, gather, reduce_scatter: the tensor as (outer, rows, 1, inner) */
     struct cp_range *cut; /* (world) rows of every rank */
     int64_t outer, inner;
 };
@@ -55,6 +56,13 @@ static inline int cp_plan_ring_rank(const struct cp_plan *plan, int rank)
 static inline int cp_plan_ulysses_rank(const struct cp_plan *plan, int rank)
 {
     return rank % plan->ulysses;
+}
+
+/* What `rank` told of its own sizes. */
+static inline int64_t cp_plan_size(const struct cp_plan *plan, int rank,
+                                   enum cp_size which)
+{
+    return plan->signature.sizes[(size_t)rank * CP_SIZE_COUNT + which];
 }
 
 /* Global rows of the Ulysses group that `rank` belongs to. */

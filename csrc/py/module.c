@@ -44,7 +44,7 @@ static PyObject *mod_mem_fail_after(PyObject *Py_UNUSED(self), PyObject *count)
 static PyMethodDef module_methods[] = {
     {"attention", (PyCFunction)(void (*)(void))mod_attention,
      METH_FASTCALL | METH_KEYWORDS, attention_doc},
-    {"attention_backward", (PyCFunction)(void (*)(void))mod_attention_backward,
+    {"_attention_backward", (PyCFunction)(void (*)(void))mod_attention_backward,
      METH_FASTCALL | METH_KEYWORDS, attention_backward_doc},
     {"_mem_stats", mod_mem_stats, METH_NOARGS, mem_stats_doc},
     {"_mem_fail_after", mod_mem_fail_after, METH_O, mem_fail_after_doc},

@@ -61,6 +61,8 @@ static inline struct module_state *type_state_of(PyObject *self)
 /* Makes the exceptions and adds them to the module. */
 int errors_init(PyObject *self, struct module_state *state);
 
+/* 0 for CP_OK, else -1 and py_raise. */
+int py_check(const struct module_state *state, enum cp_code code);
 /* Sets the exception of `code` with the thread's last sentence. */
 void py_raise(const struct module_state *state, enum cp_code code);
 

@@ -155,8 +155,12 @@ PyObject *mod_attention(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
         }
         return NULL;
     }
-    int needs_grad =
-        error == NULL ? torch_needs_grad(call.state, call.values, ARG_V + 1) : 0;
+    bool is_whole = call.values[ARG_Q] != NULL && call.values[ARG_K] != NULL &&
+                    call.values[ARG_V] != NULL;
+    /* What lacks an argument is refused at the gate, like any other error. */
+    int needs_grad = error == NULL && is_whole
+                         ? torch_needs_grad(call.state, call.values, ARG_V + 1)
+                         : 0;
     if (needs_grad > 0) {
         return call_recorded(&call, args, nargs, kwnames);
     }

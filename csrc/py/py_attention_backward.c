@@ -6,8 +6,8 @@
 #include "py_call.h"
 
 const char attention_backward_doc[] =
-    "attention_backward($module, context, q, k, v, out, lse, dout, dlse, attn_mask,\n"
-    "                   is_causal, scale, enable_gqa, kv, /)\n"
+    "_attention_backward($module, context, q, k, v, out, lse, dout, dlse, attn_mask,\n"
+    "                    is_causal, scale, enable_gqa, kv, /)\n"
     "--\n\n"
     "Return (dq, dk, dv) for what attention was given and returned; dlse may be\n"
     "None. All ranks must call.";
@@ -55,7 +55,7 @@ static int import_like_out(struct call *call, enum cp_tensor_role role, int arg,
     if (call_import(call, role, arg, name) < 0) {
         return -1;
     }
-    return call_check(call, view_like_out(call, role, name, is_lse));
+    return py_check(call->state, view_like_out(call, role, name, is_lse));
 }
 
 static int parse_backward(struct call *call)
@@ -105,7 +105,7 @@ PyObject *mod_attention_backward(PyObject *self, PyObject *const *args,
     call.record.call.op = CP_OP_ATTENTION_BACKWARD;
     if (nargs != ORDERED || (kwnames != NULL && PyTuple_GET_SIZE(kwnames) > 0)) {
         PyErr_Format(PyExc_TypeError,
-                     "attention_backward() takes %d positional arguments",
+                     "_attention_backward() takes %d positional arguments",
                      (int)ORDERED);
         return NULL;
     }

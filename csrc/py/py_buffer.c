@@ -69,9 +69,8 @@ static DLTensor describe(BufferObject *self, struct export *export)
 static PyObject *export_buffer(BufferObject *self, bool is_versioned)
 {
     void *block = NULL;
-    enum cp_code code = cp_mem_create(sizeof(struct export), "a DLPack export", &block);
-    if (code != CP_OK) {
-        py_raise(type_state_of((PyObject *)self), code);
+    if (py_check(type_state_of((PyObject *)self),
+                 cp_mem_create(sizeof(struct export), "a DLPack export", &block)) < 0) {
         return NULL;
     }
     struct export *export = block;
@@ -252,9 +251,7 @@ PyObject *buffer_create(const struct module_state *state, enum cp_dtype dtype, i
     if (self == NULL) {
         return NULL;
     }
-    enum cp_code code = allocate(self, dtype, ndim, shape);
-    if (code != CP_OK) {
-        py_raise(state, code);
+    if (py_check(state, allocate(self, dtype, ndim, shape)) < 0) {
         Py_DECREF(self);
         return NULL;
     }

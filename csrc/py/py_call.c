@@ -16,15 +16,6 @@ const char *const call_arg_names[ARG_COUNT] = {
     "seq_lens",  "kv_lens", "dropout_p",
 };
 
-int call_check(const struct call *call, enum cp_code code)
-{
-    if (code != CP_OK) {
-        py_raise(call->state, code);
-        return -1;
-    }
-    return 0;
-}
-
 /* --- tensors --- */
 
 int call_import(struct call *call, enum cp_tensor_role role, int arg, const char *name)
@@ -178,18 +169,18 @@ static int parse_mask(struct call *call)
     int needs_grad = torch_needs_grad(call->state, &mask, 1);
     if (needs_grad != 0) {
         if (needs_grad > 0) {
-            (void)cp_fail(
-                CP_ERR_UNSUPPORTED,
-                "attn_mask requires grad, but attention has no gradient for its mask; "
-                "pass attn_mask.detach()");
-            py_raise(call->state, CP_ERR_UNSUPPORTED);
+            return py_check(
+                call->state,
+                cp_fail(CP_ERR_UNSUPPORTED,
+                        "attn_mask requires grad, but attention has no gradient for "
+                        "its mask; pass attn_mask.detach()"));
         }
         return -1;
     }
     if (call_import(call, CP_TENSOR_MASK, ARG_MASK, "attn_mask") < 0) {
         return -1;
     }
-    return call_check(call, view_mask(call));
+    return py_check(call->state, view_mask(call));
 }
 
 /* --- the other arguments --- */
@@ -329,12 +320,13 @@ int call_parse(struct call *call)
     if (call_import(call, CP_TENSOR_Q, ARG_Q, "q") < 0 ||
         call_import(call, CP_TENSOR_K, ARG_K, "k") < 0 ||
         call_import(call, CP_TENSOR_V, ARG_V, "v") < 0 || parse_flags(call) < 0 ||
-        call_check(call, view_qkv(call)) < 0 ||
-        call_check(call, read_sizes(call)) < 0 || parse_numbers(call) < 0 ||
+        py_check(call->state, view_qkv(call)) < 0 ||
+        py_check(call->state, read_sizes(call)) < 0 || parse_numbers(call) < 0 ||
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
-    return call_check(call, cp_context_describe(call->context->core, &call->record));
+    return py_check(call->state,
+                    cp_context_describe(call->context->core, &call->record));
 }
 
 int call_create_output(struct call *call, enum cp_tensor_role role, enum cp_dtype dtype,
@@ -349,7 +341,7 @@ int call_create_output(struct call *call, enum cp_tensor_role role, enum cp_dtyp
         ndim == CP_AXES
             ? cp_tensor_view_attention("out", &output->tensor, &call->views[role])
             : cp_tensor_view_lse("lse", &output->tensor, &call->views[role]);
-    return call_check(call, code);
+    return py_check(call->state, code);
 }
 
 /* --- the steps --- */

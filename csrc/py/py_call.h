@@ -47,8 +47,7 @@ static inline bool call_is_given(PyObject *value)
     return value != NULL && value != Py_None;
 }
 
-/* The exception for a code of the core; 0 for CP_OK. All below: 0, or -1 with an exception. */
-int call_check(const struct call *call, enum cp_code code);
+/* Where these return int: 0, or -1 with an exception. */
 
 /* Imports the tensor of an argument. */
 int call_import(struct call *call, enum cp_tensor_role role, int arg, const char *name);

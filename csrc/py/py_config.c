@@ -65,13 +65,6 @@ static PyObject *flag_show(const void *place)
     return PyBool_FromLong(*(const bool *)place);
 }
 
-static const char *const rotate_names[] = {
-    [CP_ROTATE_AUTO] = "auto",
-    [CP_ROTATE_ALLGATHER] = "allgather",
-    [CP_ROTATE_ALLTOALL] = "alltoall",
-};
-enum { ROTATE_COUNT = sizeof rotate_names / sizeof rotate_names[0] };
-
 static bool rotate_accepts(PyObject *value)
 {
     return PyUnicode_Check(value);
@@ -80,8 +73,8 @@ static bool rotate_accepts(PyObject *value)
 static void rotate_read(PyObject *value, void *place)
 {
     int rotate = 0;
-    while (rotate < ROTATE_COUNT &&
-           PyUnicode_CompareWithASCIIString(value, rotate_names[rotate]) != 0) {
+    while (rotate < CP_ROTATES &&
+           PyUnicode_CompareWithASCIIString(value, cp_rotate_names[rotate]) != 0) {
         rotate++;
     }
     *(int *)place = rotate;
@@ -89,7 +82,7 @@ static void rotate_read(PyObject *value, void *place)
 
 static PyObject *rotate_show(const void *place)
 {
-    return PyUnicode_FromString(rotate_names[*(const int *)place]);
+    return PyUnicode_FromString(cp_rotate_names[*(const int *)place]);
 }
 
 static bool mesh_accepts(PyObject *value)
@@ -222,7 +215,7 @@ static int check_values(const ConfigObject *self, PyObject *const *given)
     if (check_degrees(self, given) < 0) {
         return -1;
     }
-    if (self->rotate_method >= ROTATE_COUNT) {
+    if (self->rotate_method >= CP_ROTATES) {
         PyErr_Format(PyExc_ValueError,
                      "rotate_method=%R; allowed: 'auto', 'allgather', 'alltoall'",
                      given[FIELD_rotate_method]);

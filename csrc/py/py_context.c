@@ -1,4 +1,5 @@
-/* A rank's end of a group. The GIL is released around the core's join, begin and execute, which touch no object. */
+/* A rank's end of a group. The GIL is released around the core's join, begin and
+ * execute, which touch no object. */
 #include "py_context.h"
 
 #include <stddef.h>
@@ -6,6 +7,7 @@
 #include <string.h>
 #include <structmember.h>
 
+#include "base/hash.h"
 #include "py_args.h"
 #include "py_cut.h"
 
@@ -29,10 +31,10 @@ static enum cp_code run_signal_handlers(void *arg)
     return code;
 }
 
-static enum cp_code join(ContextObject *self, const char *key)
+static enum cp_code join(ContextObject *self, const char *key, PyObject *error)
 {
+    struct cp_status found;
     struct cp_join_args args = {
-        .config = config_to_core((ConfigObject *)self->config),
         .key = key,
         .rank = self->rank,
         .world = self->world,
@@ -40,6 +42,12 @@ static enum cp_code join(ContextObject *self, const char *key)
         .interrupt = run_signal_handlers,
         .interrupt_arg = self,
     };
+    if (error != NULL) {
+        error_to_status(error, self->rank, &found);
+        args.error = &found;
+    } else {
+        args.config = config_to_core((ConfigObject *)self->config);
+    }
     self->thread = PyEval_SaveThread();
     enum cp_code code = cp_context_join(&args, &self->core);
     PyEval_RestoreThread(self->thread);
@@ -78,39 +86,24 @@ int context_execute(ContextObject *self, const struct module_state *state,
     self->thread = PyEval_SaveThread();
     enum cp_code code = cp_context_execute(self->core, tensors);
     PyEval_RestoreThread(self->thread);
-    if (code != CP_OK) {
-        py_raise(state, code);
-        return -1;
-    }
-    return 0;
+    return py_check(state, code);
 }
 
 /* --- one call at a time --- */
 
 int context_enter(ContextObject *self)
 {
-    int is_busy = 0;
-    /* acquire: pairs with the release in context_leave */
-    if (!atomic_compare_exchange_strong_explicit(
-            &self->is_busy, &is_busy, 1, memory_order_acquire, memory_order_relaxed)) {
-        PyErr_SetString(
-            PyExc_RuntimeError,
-            "the context is busy with another call; a context serves one thread at a "
-            "time");
-        return -1;
-    }
+    /* The GIL is held: close, which enters too, does not free the core in between. */
     if (self->core == NULL) {
-        context_leave(self);
         PyErr_SetString(PyExc_RuntimeError, "the context is closed");
         return -1;
     }
-    return 0;
+    return py_check(type_state_of((PyObject *)self), cp_context_enter(self->core));
 }
 
 void context_leave(ContextObject *self)
 {
-    /* release: pairs with the acquire in context_enter */
-    atomic_store_explicit(&self->is_busy, 0, memory_order_release);
+    cp_context_leave(self->core);
 }
 
 void context_abandon(ContextObject *self)
@@ -125,26 +118,53 @@ void context_abandon(ContextObject *self)
 
 /* --- the type --- */
 
+/* Meets the others. With an error of its own a rank goes there to tell it, and raises
+ * it unless a lower rank has one too. */
+static int context_join(ContextObject *self, const struct module_state *state,
+                        const char *key, PyObject *error)
+{
+    enum cp_code code = join(self, key, error);
+    if (code == CP_OK) {
+        return 0;
+    }
+    bool is_own = error != NULL &&
+                  (code == CP_ERR_TIMEOUT || cp_last_error()->rank == self->rank);
+    if (is_own && code != CP_ERR_INTERRUPTED) {
+        error_restore(Py_NewRef(error));
+    } else {
+        py_raise(state, code);
+    }
+    return -1;
+}
+
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"config", "rank", "world", "key", NULL};
+    static char *keywords[] = {"config", "rank", "world", "key", "error", NULL};
     const struct module_state *state = PyType_GetModuleState(type);
     PyObject *config = NULL;
+    PyObject *error = Py_None;
     const char *key = NULL;
     int rank = 0;
     int world = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!$iis:Context", keywords,
-                                     state->config_type, &config, &rank, &world,
-                                     &key)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$iisO:Context", keywords, &config,
+                                     &rank, &world, &key, &error)) {
         return NULL;
     }
+    if (key == NULL) {
+        PyErr_SetString(PyExc_TypeError, "Context() needs rank, world and key");
+        return NULL;
+    }
+    bool has_error = PyExceptionInstance_Check(error);
     const ConfigObject *fields = (ConfigObject *)config;
-    if ((long)fields->ring_degree * fields->ulysses_degree != world || rank < 0 ||
-        rank >= world) {
-        PyErr_Format(
-            PyExc_ValueError,
-            "rank=%d of world=%d does not fit ring_degree=%d, ulysses_degree=%d", rank,
-            world, fields->ring_degree, fields->ulysses_degree);
+    if (!has_error && !PyObject_TypeCheck(config, state->config_type)) {
+        PyErr_Format(PyExc_TypeError, "config must be a ContextParallelConfig, not %s",
+                     Py_TYPE(config)->tp_name);
+        return NULL;
+    }
+    if (rank < 0 || rank >= world ||
+        (!has_error && (long)fields->ring_degree * fields->ulysses_degree != world)) {
+        PyErr_Format(PyExc_ValueError, "rank=%d of world=%d does not fit the config %R",
+                     rank, world, config);
         return NULL;
     }
     ContextObject *self = (ContextObject *)type->tp_alloc(type, 0);
@@ -154,9 +174,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->config = Py_NewRef(config);
     self->rank = rank;
     self->world = world;
-    enum cp_code code = join(self, key);
-    if (code != CP_OK) {
-        py_raise(state, code);
+    if (context_join(self, state, key, has_error ? error : NULL) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -216,7 +234,6 @@ static PyObject *context_close(ContextObject *self, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cp_context_destroy(&self->core);
-    context_leave(self);
     Py_RETURN_NONE;
 }
 
@@ -260,16 +277,6 @@ PyDoc_STRVAR(
 enum { AGREE_ERROR, AGREE_TEXT, AGREE_COUNT };
 static const char *const agree_names[AGREE_COUNT] = {"error", "text"};
 
-/* FNV-1a, never 0: two texts are compared across ranks by this number. */
-static uint64_t hash_text(const char *text, Py_ssize_t bytes)
-{
-    uint64_t hash = 14695981039346656037u;
-    for (Py_ssize_t i = 0; i < bytes; i++) {
-        hash = (hash ^ (unsigned char)text[i]) * 1099511628211u;
-    }
-    return hash == 0 ? 1 : hash;
-}
-
 static int agree_parse(PyObject *const *values, struct cp_record *record)
 {
     PyObject *error = values[AGREE_ERROR];
@@ -290,7 +297,10 @@ static int agree_parse(PyObject *const *values, struct cp_record *record)
             }
             return -1;
         }
-        record->call.check = bytes == 0 ? 0 : hash_text(words, bytes);
+        /* Texts are compared across ranks by this number; 0: no text. */
+        record->call.check =
+            bytes == 0 ? 0
+                       : cp_hash_not_zero(cp_hash(CP_HASH_START, words, (size_t)bytes));
     }
     return 0;
 }
@@ -309,11 +319,8 @@ static PyObject *context_agree(ContextObject *self, PyObject *const *args,
     }
     const struct module_state *state = type_state_of((PyObject *)self);
     PyObject *error = NULL;
-    enum cp_code code = cp_context_describe(self->core, &record);
-    if (code != CP_OK) {
-        py_raise(state, code);
-    }
-    if (code != CP_OK || args_collect(&spec, args, nargs, kwnames, values) < 0 ||
+    if (py_check(state, cp_context_describe(self->core, &record)) < 0 ||
+        args_collect(&spec, args, nargs, kwnames, values) < 0 ||
         agree_parse(values, &record) < 0) {
         error = error_keep();
     } else if (values[AGREE_ERROR] != NULL && values[AGREE_ERROR] != Py_None) {
@@ -386,6 +393,7 @@ static PyMethodDef context_methods[] = {
     {"shard", FASTCALL(context_shard), context_shard_doc},
     {"gather", FASTCALL(context_gather), context_gather_doc},
     {"_gather_at", FASTCALL(context_gather_at), context_gather_at_doc},
+    {"_reduce_scatter", FASTCALL(context_reduce_scatter), context_reduce_scatter_doc},
     {"agree", FASTCALL(context_agree), context_agree_doc},
     {"close", (PyCFunction)(void (*)(void))context_close, METH_NOARGS,
      context_close_doc},
@@ -398,7 +406,7 @@ static PyMethodDef context_methods[] = {
 
 PyDoc_STRVAR(
     context_doc,
-    "Context(config, *, rank, world, key)\n"
+    "Context(config, *, rank, world, key, error=None)\n"
     "--\n\n"
     "One rank's end of a group of ranks that compute together; made by\n"
     "cp_attn.init(config).\n\n"

@@ -2,8 +2,6 @@
 #ifndef CP_PY_PY_CONTEXT_H
 #define CP_PY_PY_CONTEXT_H
 
-#include <stdatomic.h>
-
 #include "py_config.h"
 
 typedef struct {
@@ -11,8 +9,6 @@ typedef struct {
     PyObject *config;                      /* a ConfigObject */
     PyObject *weakrefs;
     PyThreadState *thread; /* of the call that is in the core without the GIL */
-    _Atomic int
-        is_busy; /* a call is under way; acquired in context_enter, released in context_leave */
     int rank, world;
 } ContextObject;
 

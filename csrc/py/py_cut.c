@@ -1,5 +1,5 @@
-/* The same arguments for both, then two short ends: a shard is a copy of the own rows once the ranks have agreed, a
- * gather an exchange whose output can only be sized once they have. */
+/* The same arguments for all, then short ends: a shard is a copy of the own rows once the ranks have agreed, a gather an
+ * exchange whose output can only be sized once they have, a reduce_scatter one whose output the caller has sized. */
 #include "py_cut.h"
 
 #include <string.h>
@@ -62,10 +62,16 @@ const char context_gather_at_doc[] =
     "--\n\n"
     "Return (gather(x, dim), where x begins in it), without recording for autograd.";
 
-enum { CUT_X, CUT_DIM, CUT_COUNT };
-static const char *const cut_names[CUT_COUNT] = {"x", "dim"};
+const char context_reduce_scatter_doc[] =
+    "_reduce_scatter($self, /, x, dim, rows)\n"
+    "--\n\n"
+    "Return this rank's rows of the sum of all ranks' x, which is the gradient of a\n"
+    "gather along dim, without recording for autograd.";
 
-/* A shard or gather under way. All zero and the first two members: its start. */
+enum { CUT_X, CUT_DIM, CUT_ROWS, CUT_COUNT };
+static const char *const cut_names[CUT_COUNT] = {"x", "dim", "rows"};
+
+/* A shard, gather or reduce_scatter under way. All zero and the first two members: its start. */
 struct cut {
     ContextObject *context;
     struct module_state *state;
@@ -84,15 +90,6 @@ static void cut_release(struct cut *cut)
     output_release(&cut->output);
     array_release(&cut->x);
     cp_mem_destroy(&cut->copy);
-}
-
-static int cut_check(struct cut *cut, enum cp_code code)
-{
-    if (code == CP_OK) {
-        return 0;
-    }
-    py_raise(cut->state, code);
-    return -1;
 }
 
 static int read_dim(struct cut *cut)
@@ -136,11 +133,32 @@ static enum cp_code make_view(struct cut *cut)
     return CP_OK;
 }
 
-/* Everything that concerns x and dim, for both operations. */
+/* The rows of the whole that this rank has: all of x's, or as many as it asks for. */
+static int read_rows(struct cut *cut, int64_t *out)
+{
+    if (cut->record.call.op != CP_OP_REDUCE_SCATTER) {
+        *out = cut->x.tensor.shape[cut->dim];
+        return 0;
+    }
+    int overflow = 0;
+    long long rows = PyLong_AsLongLongAndOverflow(cut->values[CUT_ROWS], &overflow);
+    if (rows == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (overflow != 0 || rows < 0) {
+        PyErr_Format(PyExc_ValueError, "rows=%S is no number of rows",
+                     cut->values[CUT_ROWS]);
+        return -1;
+    }
+    *out = rows;
+    return 0;
+}
+
+/* Everything that concerns x, dim and rows, for all operations. */
 static int cut_parse(struct cut *cut)
 {
     if (array_import(cut->state, cut->values[CUT_X], "x", &cut->x) < 0 ||
-        cut_check(cut, cp_tensor_check_host("x", &cut->x.tensor)) < 0 ||
+        py_check(cut->state, cp_tensor_check_host("x", &cut->x.tensor)) < 0 ||
         read_dim(cut) < 0) {
         return -1;
     }
@@ -149,10 +167,13 @@ static int cut_parse(struct cut *cut)
     call->ndim = cut->x.tensor.ndim;
     call->dim = cut->dim;
     for (int axis = 0; axis < call->ndim; axis++) {
-        call->extent[axis] = axis == cut->dim ? 0 : cut->x.tensor.shape[axis];
+        bool may_differ = axis == cut->dim && call->op == CP_OP_GATHER;
+        call->extent[axis] = may_differ ? 0 : cut->x.tensor.shape[axis];
     }
-    cut->record.sizes[CP_SIZE_ROWS] = cut->x.tensor.shape[cut->dim];
-    return cut_check(cut, cp_context_describe(cut->context->core, &cut->record));
+    if (read_rows(cut, &cut->record.sizes[CP_SIZE_ROWS]) < 0) {
+        return -1;
+    }
+    return py_check(cut->state, cp_context_describe(cut->context->core, &cut->record));
 }
 
 static int cut_create_output(struct cut *cut, int64_t rows)
@@ -168,8 +189,6 @@ static int shard_run(struct cut *cut, int parsed)
 {
     struct cp_range rows = {0, 0};
     if (parsed == 0) {
-        /* Equal on all ranks, so a part of what they compare. */
-        cut->record.call.extent[cut->dim] = cut->x.tensor.shape[cut->dim];
         rows = cp_share(cut->x.tensor.shape[cut->dim], cut->context->world,
                         cut->context->rank);
         parsed = cut_create_output(cut, rows.count);
@@ -191,31 +210,61 @@ static int64_t rows_of_all(const struct cp_plan *plan)
     return plan->cut[plan->world - 1].first + plan->cut[plan->world - 1].count;
 }
 
-static int gather_run(struct cut *cut, int parsed)
+/* Moves and computes; `output` is the tensor of `to`, x that of `from`. After context_begin. */
+static int cut_execute(struct cut *cut, enum cp_tensor_role to,
+                       enum cp_tensor_role from)
 {
-    const struct cp_plan *plan = NULL;
-    if (parsed == 0) {
-        parsed = cut_check(cut, make_view(cut));
-    }
-    if (context_begin(cut->context, cut->state, &cut->record,
-                      parsed < 0 ? error_keep() : NULL, &plan) < 0) {
-        return -1;
-    }
     struct cp_view tensors[CP_TENSORS];
     memset(tensors, 0, sizeof tensors);
-    cut->first = plan->cut[cut->context->rank].first;
-    tensors[CP_TENSOR_SHARE] = cut->view;
-    if (cut_create_output(cut, rows_of_all(plan)) < 0) {
-        context_abandon(cut->context);
-        return -1;
-    }
-    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[CP_TENSOR_WHOLE])) {
+    tensors[from] = cut->view;
+    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[to])) {
         PyErr_SetString(PyExc_SystemError,
                         "a packed tensor does not merge into three axes");
         context_abandon(cut->context);
         return -1;
     }
     return context_execute(cut->context, cut->state, tensors);
+}
+
+static int reduce_scatter_run(struct cut *cut, int parsed)
+{
+    if (parsed == 0) {
+        parsed = py_check(cut->state, make_view(cut));
+    }
+    if (parsed == 0) {
+        parsed = cut_create_output(cut, cut->record.sizes[CP_SIZE_ROWS]);
+    }
+    if (context_begin(cut->context, cut->state, &cut->record,
+                      parsed < 0 ? error_keep() : NULL, NULL) < 0) {
+        return -1;
+    }
+    return cut_execute(cut, CP_TENSOR_SHARE, CP_TENSOR_WHOLE);
+}
+
+static int gather_run(struct cut *cut, int parsed)
+{
+    const struct cp_plan *plan = NULL;
+    if (parsed == 0) {
+        parsed = py_check(cut->state, make_view(cut));
+    }
+    if (context_begin(cut->context, cut->state, &cut->record,
+                      parsed < 0 ? error_keep() : NULL, &plan) < 0) {
+        return -1;
+    }
+    cut->first = plan->cut[cut->context->rank].first;
+    if (cut_create_output(cut, rows_of_all(plan)) < 0) {
+        context_abandon(cut->context);
+        return -1;
+    }
+    return cut_execute(cut, CP_TENSOR_WHOLE, CP_TENSOR_SHARE);
+}
+
+static int cut_run(struct cut *cut, int parsed)
+{
+    int32_t op = cut->record.call.op;
+    return op == CP_OP_GATHER           ? gather_run(cut, parsed)
+           : op == CP_OP_REDUCE_SCATTER ? reduce_scatter_run(cut, parsed)
+                                        : shard_run(cut, parsed);
 }
 
 /* `collected`: -1 where the exception of bad arguments is set. */
@@ -230,8 +279,7 @@ static PyObject *cut_call(struct cut *cut, int collected)
         error_restore(error);
     }
     int parsed = collected < 0 ? -1 : cut_parse(cut);
-    int result = cut->record.call.op == CP_OP_GATHER ? gather_run(cut, parsed)
-                                                     : shard_run(cut, parsed);
+    int result = cut_run(cut, parsed);
     context_leave(cut->context);
     PyObject *answer =
         result < 0 ? NULL : output_finish(cut->state, &cut->x, &cut->output);
@@ -245,7 +293,7 @@ static int cut_collect(struct cut *cut, const struct arg_names *spec,
     if (args_collect(spec, args, nargs, kwnames, cut->values) < 0) {
         return -1;
     }
-    for (int arg = 0; arg < CUT_COUNT; arg++) {
+    for (int arg = 0; arg < spec->count; arg++) {
         if (cut->values[arg] == NULL) {
             PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s'",
                          spec->function, cut_names[arg]);
@@ -296,22 +344,31 @@ static PyObject *cut_method(ContextObject *self, enum cp_op op,
 PyObject *context_shard(ContextObject *self, PyObject *const *args, Py_ssize_t nargs,
                         PyObject *kwnames)
 {
-    static const struct arg_names spec = {"shard", cut_names, CUT_COUNT, CUT_COUNT};
+    static const struct arg_names spec = {"shard", cut_names, CUT_ROWS, CUT_ROWS};
     return cut_method(self, CP_OP_SHARD, &spec, args, nargs, kwnames);
 }
 
 PyObject *context_gather(ContextObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames)
 {
-    static const struct arg_names spec = {"gather", cut_names, CUT_COUNT, CUT_COUNT};
+    static const struct arg_names spec = {"gather", cut_names, CUT_ROWS, CUT_ROWS};
     return cut_method(self, CP_OP_GATHER, &spec, args, nargs, kwnames);
 }
 
 PyObject *context_gather_at(ContextObject *self, PyObject *const *args,
                             Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const struct arg_names spec = {"gather", cut_names, CUT_COUNT, CUT_COUNT};
+    static const struct arg_names spec = {"gather", cut_names, CUT_ROWS, CUT_ROWS};
     struct cut cut = cut_start(self, CP_OP_GATHER);
     PyObject *whole = cut_call(&cut, cut_collect(&cut, &spec, args, nargs, kwnames));
     return whole == NULL ? NULL : Py_BuildValue("(NL)", whole, (long long)cut.first);
+}
+
+PyObject *context_reduce_scatter(ContextObject *self, PyObject *const *args,
+                                 Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const struct arg_names spec = {"_reduce_scatter", cut_names, CUT_COUNT,
+                                          CUT_COUNT};
+    struct cut cut = cut_start(self, CP_OP_REDUCE_SCATTER);
+    return cut_call(&cut, cut_collect(&cut, &spec, args, nargs, kwnames));
 }

@@ -9,12 +9,8 @@
 static int describe(const struct module_state *state, const char *name,
                     const DLTensor *source, bool is_read_only, struct array *out)
 {
-    enum cp_code code = cp_tensor_from_dlpack(name, source, is_read_only, &out->tensor);
-    if (code != CP_OK) {
-        py_raise(state, code);
-        return -1;
-    }
-    return 0;
+    return py_check(state,
+                    cp_tensor_from_dlpack(name, source, is_read_only, &out->tensor));
 }
 
 /* --- the exchange table --- */

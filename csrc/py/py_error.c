@@ -56,9 +56,6 @@ static PyObject *make_error(PyObject *self, size_t row)
 /* The class that a code raises: one of the module's own, else a built-in. */
 static PyObject *find_error(PyObject *self, const char *name)
 {
-    if (strcmp(name, "NotImplementedError") == 0) {
-        name = "NotSupported";
-    }
     PyObject *own = PyDict_GetItemString(PyModule_GetDict(self), name);
     if (own != NULL) {
         return Py_NewRef(own);
@@ -108,6 +105,15 @@ void py_raise(const struct module_state *state, enum cp_code code)
         PyErr_SetObject(type, text);
         Py_DECREF(text);
     }
+}
+
+int py_check(const struct module_state *state, enum cp_code code)
+{
+    if (code == CP_OK) {
+        return 0;
+    }
+    py_raise(state, code);
+    return -1;
 }
 
 PyObject *error_take(void)

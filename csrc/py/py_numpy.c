@@ -66,9 +66,7 @@ int numpy_import(const struct module_state *state, PyObject *array, const char *
         tensor.shape[axis] = PyArray_DIM(source, axis);
         tensor.stride[axis] = PyArray_STRIDE(source, axis);
     }
-    enum cp_code code = cp_tensor_normalize(name, &tensor);
-    if (code != CP_OK) {
-        py_raise(state, code);
+    if (py_check(state, cp_tensor_normalize(name, &tensor)) < 0) {
         return -1;
     }
     *out = tensor;

@@ -35,8 +35,7 @@ static int create_exchange(const struct module_state *state,
     if (code == CP_OK && !cp_tensor_is_compact(&out->tensor)) {
         code = cp_fail(CP_ERR_INTERNAL, "a new array is not packed");
     }
-    if (code != CP_OK) {
-        py_raise(state, code);
+    if (py_check(state, code) < 0) {
         managed->deleter(managed);
         return -1;
     }

@@ -181,7 +181,7 @@ struct cp_box cp_box_none(void)
 struct cp_box cp_box_all(const struct cp_builder *builder, int32_t buffer)
 {
     struct cp_box box = {.buffer = buffer};
-    if (builder->code == CP_OK) {
+    if (builder->code == CP_OK && buffer != CP_NO_BUFFER) {
         memcpy(box.n, builder->schedule->buffers[buffer].n, sizeof box.n);
     }
     return box;

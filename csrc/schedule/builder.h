@@ -41,7 +41,7 @@ int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
                         enum cp_layout layout, enum cp_tensor_role role,
                         enum cp_dtype dtype, const int64_t n[CP_AXES]);
 
-/* All of a buffer; a part of a box along one axis. */
+/* All of a buffer, or no box for CP_NO_BUFFER; a part of a box along one axis. */
 struct cp_box cp_box_all(const struct cp_builder *builder, int32_t buffer);
 struct cp_box cp_box_part(struct cp_box box, int axis, int64_t first, int64_t count);
 struct cp_box cp_box_none(void);

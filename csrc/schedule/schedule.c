@@ -1,10 +1,9 @@
-/* Making, printing and freeing schedules. */
+/* Printing and freeing schedules. */
 #include "schedule/schedule.h"
 
 #include <inttypes.h>
 
 #include "base/mem.h"
-#include "schedule/write.h"
 
 static const char *const step_names[CP_STEP_OPS] = {
     [CP_STEP_COPY] = "COPY",       [CP_STEP_REDUCE] = "REDUCE",
@@ -14,7 +13,7 @@ static const char *const step_names[CP_STEP_OPS] = {
     [CP_STEP_ATTEND] = "ATTEND",   [CP_STEP_FINISH] = "FINISH",
     [CP_STEP_DELTA] = "DELTA",     [CP_STEP_GRAD] = "GRAD",
 };
-static const char *const lane_names[CP_LANES] = {"in", "compute", "out", "control"};
+static const char *const lane_names[CP_LANES] = {"in", "compute", "out"};
 static const char *const kind_names[] = {"input", "output", "window", "scratch"};
 static const char *const layout_names[] = {"plain", "packed k", "packed v", "state"};
 static const char *const role_names[CP_TENSORS] = {
@@ -24,42 +23,6 @@ static const char *const role_names[CP_TENSORS] = {
 const char *cp_step_name(enum cp_step_op op)
 {
     return op < CP_STEP_OPS ? step_names[op] : "?";
-}
-
-static enum cp_code write_attention(const struct cp_plan *plan, int rank,
-                                    enum cp_transport transport,
-                                    struct cp_schedule **out)
-{
-    bool is_forward = plan->signature.call.op == CP_OP_ATTENTION;
-    if (plan->signature.call.kv_replicated != 0) {
-        return is_forward ? cp_write_replicated_forward(plan, rank, out)
-                          : cp_write_replicated_backward(plan, rank, out);
-    }
-    if (transport == CP_PULL) {
-        return is_forward ? cp_write_pull_forward(plan, rank, out)
-                          : cp_write_pull_backward(plan, rank, out);
-    }
-    return is_forward ? cp_write_two_sided_forward(plan, rank, out)
-                      : cp_write_two_sided_backward(plan, rank, out);
-}
-
-enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
-                                enum cp_transport transport, struct cp_schedule **out)
-{
-    switch ((enum cp_op)plan->signature.call.op) {
-    case CP_OP_ATTENTION:
-    case CP_OP_ATTENTION_BACKWARD:
-        return write_attention(plan, rank, transport, out);
-    case CP_OP_GATHER:
-        return transport == CP_PULL ? cp_write_gather_pull(plan, rank, out)
-                                    : cp_write_gather_two_sided(plan, rank, out);
-    case CP_OP_SHARD:
-    case CP_OP_AGREE:
-    case CP_OP_NONE:
-        break;
-    }
-    return cp_fail(CP_ERR_INTERNAL, "operation %d has no schedule",
-                   (int)plan->signature.call.op);
 }
 
 void cp_schedule_destroy(struct cp_schedule **schedule)

@@ -17,7 +17,7 @@
 #include "plan/plan.h"
 #include "tensor/view.h"
 
-enum cp_lane { CP_LANE_IN, CP_LANE_COMPUTE, CP_LANE_OUT, CP_LANE_CONTROL, CP_LANES };
+enum cp_lane { CP_LANE_IN, CP_LANE_COMPUTE, CP_LANE_OUT, CP_LANES };
 
 /* The caller's tensors. */
 enum cp_tensor_role {
@@ -33,8 +33,8 @@ enum cp_tensor_role {
     CP_TENSOR_DK,    /* as k */
     CP_TENSOR_DV,    /* as v */
     CP_TENSOR_DELTA, /* as lse; never the caller's: rows of out * dout, less dlse */
-    CP_TENSOR_WHOLE, /* gather: out; (outer, rows, 1, inner) */
-    CP_TENSOR_SHARE, /* gather: in */
+    CP_TENSOR_WHOLE, /* gather: out, reduce_scatter: in; (outer, rows, 1, inner) */
+    CP_TENSOR_SHARE, /* gather: in, reduce_scatter: out */
     CP_TENSORS
 };
 
@@ -65,7 +65,7 @@ struct cp_buffer {
     int64_t stride_bytes[CP_AXES]; /* not for the caller's tensors */
 };
 
-enum { CP_NO_BUFFER = 0xffff, CP_STEP_ARGS = 10 };
+enum { CP_NO_BUFFER = -1, CP_STEP_ARGS = 10 };
 
 /* A box of a buffer; buffer CP_NO_BUFFER: not given. */
 struct cp_box {

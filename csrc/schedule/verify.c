@@ -81,7 +81,7 @@ static enum cp_code fill_contents(struct proof *proof, struct cp_verify_run *run
         int arena = cp_run_arena(proof->world, run->call, number, &shape.buffer);
         CP_TRY(cp_memory_content(&run->memory, arena, &shape, &rank->contents[i]));
         if (shape.buffer.kind == CP_BUFFER_INPUT) {
-            cp_meaning_fill(&run->meaning, number, rank->contents[i]);
+            CP_TRY(cp_meaning_fill(&run->meaning, number, rank->contents[i]));
         }
     }
     return CP_OK;

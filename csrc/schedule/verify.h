@@ -5,15 +5,17 @@
  * that the steps themselves state (lanes, `after`, counters, messages, the gate between
  * two calls), kept in vector clocks. It shows that
  *  1. every send meets one receive of the same bytes in the same order, and nobody
- * waits in a cycle;
+ *     waits in a cycle;
  *  2. nothing is read before it is written, nor written while another lane or rank may
- * still use it, the windows and workspaces of the calls before included;
+ *     still use it, the windows and workspaces of the calls before included;
  *  3. every query row of every head meets exactly the keys that it may see, each once,
- * with the K, V, mask and gradient rows that belong to it, and every output element is
- * written once with its own value;
+ *     with the K, V, mask and gradient rows that belong to it, and every output element
+ *     is written once with its own value;
  *  4. all boxes lie inside their buffers, all buffers inside their window or workspace,
- * and what a rank reads in a peer's window is what that peer put there, in the same
- * layout. */
+ *     and what a rank reads in a peer's window is what that peer put there, in the same
+ *     layout.
+ *
+ * For tests: the extension does not carry it. */
 #ifndef CP_SCHEDULE_VERIFY_H
 #define CP_SCHEDULE_VERIFY_H
 

@@ -19,16 +19,18 @@ static void set_shape(int64_t n[CP_AXES], int64_t n0, int64_t n1, int64_t n2,
     n[3] = n3;
 }
 
-/* Tensors of a gather. */
+/* Tensors of a gather, or of the reduce_scatter that is its gradient. */
 static bool cut_tensor(const struct cp_plan *plan, int rank, enum cp_buffer_kind kind,
                        enum cp_tensor_role role, int64_t n[CP_AXES])
 {
     const struct cp_range *last = &plan->cut[plan->world - 1];
-    bool is_input = kind == CP_BUFFER_INPUT;
+    bool is_whole = role == CP_TENSOR_WHOLE;
+    bool is_input = is_whole == (plan->signature.call.op == CP_OP_REDUCE_SCATTER);
     set_shape(n, plan->outer,
-              is_input ? plan->cut[rank].count : last->first + last->count, 1,
+              is_whole ? last->first + last->count : plan->cut[rank].count, 1,
               plan->inner);
-    return role == (is_input ? CP_TENSOR_SHARE : CP_TENSOR_WHOLE);
+    return (is_whole || role == CP_TENSOR_SHARE) &&
+           is_input == (kind == CP_BUFFER_INPUT);
 }
 
 /* Is `role` the caller's in an attention call? */
@@ -93,7 +95,7 @@ bool cp_verify_tensor(const struct cp_plan *plan, int rank, enum cp_buffer_kind 
 {
     const struct cp_call *call = &plan->signature.call;
     *dtype = (enum cp_dtype)call->dtype;
-    if (call->op == CP_OP_GATHER) {
+    if (call->op == CP_OP_GATHER || call->op == CP_OP_REDUCE_SCATTER) {
         return cut_tensor(plan, rank, kind, role, n);
     }
     if ((call->op != CP_OP_ATTENTION && call->op != CP_OP_ATTENTION_BACKWARD) ||

@@ -3,7 +3,8 @@
  * A cell is one (batch, row, head), or one element of a mask; the last axis is never cut, so a
  * cell stands for all of it. Its token names what it holds: "k of row 3, head 2, call 0", or
  * zeroes, or nothing that may be read. Sums carry a set as well: a state or dq the keys that
- * it took up, dk and dv the (query head, query row) pairs. Buffers may share bytes: a write to
+ * it took up, dk and dv the (query head, query row) pairs, what reduce_scatter adds the ranks
+ * that gave their part. Buffers may share bytes: a write to
  * one leaves nothing that may be read in the cells of another. */
 #ifndef CP_SCHEDULE_VERIFY_CONTENT_H
 #define CP_SCHEDULE_VERIFY_CONTENT_H

@@ -32,7 +32,7 @@ static int64_t key_count(const struct cp_plan *plan)
 int64_t cp_meaning_set_words(const struct cp_plan *plan)
 {
     if (!has_attention(plan)) {
-        return 1;
+        return plan->world / 64 + 1;
     }
     int64_t keys = key_count(plan);
     int64_t pairs = q_count(plan) * plan->heads_per_kv;
@@ -104,14 +104,39 @@ static int64_t first_row(const struct cp_plan *plan, int rank, enum cp_tensor_ro
     return plan->q_rows[rank].first;
 }
 
-void cp_meaning_fill(const struct cp_meaning *meaning, int rank,
-                     struct cp_content *input)
+/* What the rows of a tensor that is cut are called: where ranks add theirs, sums. */
+static enum cp_tensor_role cut_role(const struct cp_plan *plan)
+{
+    return plan->signature.call.op == CP_OP_REDUCE_SCATTER ? CP_TENSOR_WHOLE
+                                                           : CP_TENSOR_SHARE;
+}
+
+static bool is_cut(enum cp_tensor_role role)
+{
+    return role == CP_TENSOR_WHOLE || role == CP_TENSOR_SHARE;
+}
+
+/* What a rank gives to reduce_scatter is a sum that has its own part alone. */
+static enum cp_code fill_sets(const struct cp_meaning *meaning, int rank,
+                              struct cp_content *input)
+{
+    const int64_t *n = input->cells;
+    int64_t count = n[0] * n[1] * n[2] * n[3];
+    CP_TRY(cp_content_need_sets(meaning->memory, input));
+    for (int64_t cell = 0; cell < count; cell++) {
+        (void)cp_set_add(cp_content_set(meaning->memory, input, cell), rank, rank);
+    }
+    return CP_OK;
+}
+
+enum cp_code cp_meaning_fill(const struct cp_meaning *meaning, int rank,
+                             struct cp_content *input)
 {
     const struct cp_plan *plan = meaning->plan;
     const int64_t *n = input->cells;
     enum cp_tensor_role role = (enum cp_tensor_role)input->shape.buffer.role;
     bool is_mask = role == CP_TENSOR_MASK;
-    bool is_cut = role == CP_TENSOR_WHOLE || role == CP_TENSOR_SHARE;
+    enum cp_tensor_role name = is_cut(role) ? cut_role(plan) : role;
     int64_t row = is_mask ? 0 : first_row(plan, rank, role);
     int64_t mask_row =
         is_mask && plan->mask_rows == CP_AXIS_OWN ? plan->q_rows[rank].first : 0;
@@ -124,12 +149,12 @@ void cp_meaning_fill(const struct cp_meaning *meaning, int rank,
                 for (int64_t i3 = 0; i3 < n[3]; i3++, token++) {
                     *token = is_mask
                                  ? mask_token(meaning, b, i1, mask_row + i2, key + i3)
-                                 : role_token(meaning, is_cut ? CP_TENSOR_SHARE : role,
-                                              b, row + i1, i2);
+                                 : role_token(meaning, name, b, row + i1, i2);
                 }
             }
         }
     }
+    return name == CP_TENSOR_WHOLE ? fill_sets(meaning, rank, input) : CP_OK;
 }
 
 /* What an arg of a step should hold in a cell. */
@@ -169,11 +194,12 @@ static enum cp_code check_free(const struct cp_verify_at *at, const struct cp_ar
     return CP_OK;
 }
 
-/* May a value of this meaning be of fewer bits than the sum that it was? */
-static bool is_gradient(int mark)
+/* Is a value of this meaning a sum, kept in more bits than what it is the sum of? */
+static bool is_summed(int mark)
 {
     return mark == CP_MARK_ROLE + CP_TENSOR_DQ || mark == CP_MARK_ROLE + CP_TENSOR_DK ||
-           mark == CP_MARK_ROLE + CP_TENSOR_DV;
+           mark == CP_MARK_ROLE + CP_TENSOR_DV ||
+           mark == CP_MARK_ROLE + CP_TENSOR_WHOLE;
 }
 
 static void move_set(const struct cp_memory *memory, const struct cp_arg *dst,
@@ -204,7 +230,7 @@ static enum cp_code copy_cell(const struct cp_meaning *meaning,
         return cp_verify_fail(at, "buffer %d is read before it is written",
                               (int)src->box->buffer);
     }
-    if (is_converted && mark != CP_MARK_ZERO && !is_gradient(mark)) {
+    if (is_converted && mark != CP_MARK_ZERO && !is_summed(mark)) {
         return cp_verify_fail(at, "converts %s", cp_token_print(token, text));
     }
     CP_TRY(check_free(at, dst, to));
@@ -308,7 +334,7 @@ static enum cp_code reduce_cell(const struct cp_meaning *meaning,
         cp_token_mark(dst->content->tokens[to]) != CP_MARK_NONE) {
         return CP_OK;
     }
-    if (!is_gradient(cp_token_mark(token))) {
+    if (!is_summed(cp_token_mark(token))) {
         return cp_verify_fail(at, "adds buffer %d, which holds %s",
                               (int)src->box->buffer, cp_token_print(token, text));
     }
@@ -702,15 +728,18 @@ enum cp_code cp_meaning_step(const struct cp_meaning *meaning,
 
 /* ---- outputs ---- */
 
-/* Elements that the finished sum of a row (keys) or key (pairs) has. Where k and v are
+/* Elements that the finished sum of a row (keys, ranks) or key (pairs) has. Where k and v are
  * replicated, a rank's dk and dv are the part of its own rows: the caller adds the ranks'. */
 static int64_t sum_size(const struct cp_plan *plan, int rank, enum cp_tensor_role role,
                         int64_t row)
 {
-    struct cp_range rows = {0, q_count(plan)};
+    if (role == CP_TENSOR_WHOLE) {
+        return plan->world;
+    }
     if (role == CP_TENSOR_DQ) {
         return keys_of_row(plan, row);
     }
+    struct cp_range rows = {0, q_count(plan)};
     if (plan->signature.call.kv_replicated != 0) {
         rows = plan->q_rows[rank];
     }
@@ -726,7 +755,11 @@ static enum cp_code check_sum(const struct cp_meaning *meaning,
                               const struct cp_verify_at *at, const struct cp_arg *arg,
                               int64_t cell, cp_token wanted)
 {
-    enum cp_tensor_role role = (enum cp_tensor_role)arg->content->shape.buffer.role;
+    enum cp_tensor_role role =
+        (enum cp_tensor_role)(cp_token_mark(wanted) - CP_MARK_ROLE);
+    const char *element = role == CP_TENSOR_WHOLE ? "ranks"
+                          : role == CP_TENSOR_DQ  ? "keys"
+                                                  : "pairs";
     int64_t size = sum_size(meaning->plan, at->rank, role, cp_token_a(wanted));
     int64_t count = 0;
     char text[CP_TOKEN_TEXT];
@@ -740,7 +773,7 @@ static enum cp_code check_sum(const struct cp_meaning *meaning,
     if (count != size) {
         return cp_verify_fail(at, "%s has %lld of %lld %s",
                               cp_token_print(wanted, text), (long long)count,
-                              (long long)size, role == CP_TENSOR_DQ ? "keys" : "pairs");
+                              (long long)size, element);
     }
     return CP_OK;
 }
@@ -750,7 +783,7 @@ static enum cp_code check_cell(const struct cp_meaning *meaning,
                                int64_t cell, cp_token wanted)
 {
     enum cp_tensor_role role = (enum cp_tensor_role)arg->content->shape.buffer.role;
-    if (is_gradient(CP_MARK_ROLE + (int)role)) {
+    if (is_summed(cp_token_mark(wanted))) {
         return check_sum(meaning, at, arg, cell, wanted);
     }
     bool is_result = role == CP_TENSOR_OUT || role == CP_TENSOR_LSE;
@@ -770,15 +803,14 @@ enum cp_code cp_meaning_check_output(const struct cp_meaning *meaning,
     struct cp_box all = {.buffer = -1, .n = {n[0], n[1], n[2], n[3]}};
     struct cp_arg arg = {&content, &all};
     enum cp_tensor_role role = (enum cp_tensor_role)output->shape.buffer.role;
-    bool is_cut = role == CP_TENSOR_WHOLE || role == CP_TENSOR_SHARE;
+    enum cp_tensor_role name = is_cut(role) ? cut_role(meaning->plan) : role;
     int64_t first = first_row(meaning->plan, at->rank, role);
     for (int64_t b = 0; b < n[0]; b++) {
         for (int64_t row = 0; row < n[1]; row++) {
             for (int64_t head = 0; head < n[2]; head++) {
                 CP_TRY(check_cell(meaning, at, &arg,
                                   cp_content_cell(&arg, b, row, head, 0),
-                                  role_token(meaning, is_cut ? CP_TENSOR_SHARE : role,
-                                             b, first + row, head)));
+                                  role_token(meaning, name, b, first + row, head)));
             }
         }
     }

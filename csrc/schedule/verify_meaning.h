@@ -19,8 +19,8 @@ int64_t cp_meaning_set_words(const struct cp_plan *plan);
 CP_NODISCARD enum cp_code cp_meaning_check_size(const struct cp_plan *plan, int call);
 
 /* Fills one of the caller's tensors of `rank`. */
-void cp_meaning_fill(const struct cp_meaning *meaning, int rank,
-                     struct cp_content *input);
+CP_NODISCARD enum cp_code cp_meaning_fill(const struct cp_meaning *meaning, int rank,
+                                          struct cp_content *input);
 
 /* DST = SRC. */
 CP_NODISCARD enum cp_code cp_meaning_copy(const struct cp_meaning *meaning,

@@ -141,7 +141,8 @@ static bool is_sum_of(enum cp_dtype sum, enum cp_dtype dtype)
 }
 
 /* COPY, REDUCE, PACK: the same n, layouts and types that the device can turn into each other.
- * What is converted is a sum into what it is the sum of. */
+ * What is converted is a sum into what it is the sum of, or what the caller gave into a sum: a
+ * sum that was rounded never becomes one again. */
 static enum cp_code check_move(const struct args *args)
 {
     const struct cp_verify_at *at = args->at;
@@ -165,7 +166,9 @@ static enum cp_code check_move(const struct args *args)
         }
         return CP_OK;
     }
-    bool is_fitting = at->op == CP_STEP_COPY ? to == from || is_sum_of(from, to)
+    bool is_given = src->kind == CP_BUFFER_INPUT;
+    bool is_fitting = at->op == CP_STEP_COPY ? to == from || is_sum_of(from, to) ||
+                                                   (is_given && is_sum_of(to, from))
                                              : to == from && is_sum_of(from, to);
     if (dst->layout != CP_LAYOUT_PLAIN || src->layout != CP_LAYOUT_PLAIN ||
         !is_fitting) {

@@ -19,6 +19,16 @@ static struct cp_range heads_of(const struct cp_plan *plan, int rank)
                : plan->heads[cp_plan_ulysses_rank(plan, rank)];
 }
 
+static enum cp_mask_source mask_source_of(const struct cp_plan *plan)
+{
+    if (plan->mask_keys == CP_AXIS_OWN) {
+        return CP_MASK_OF_KEYS;
+    }
+    bool is_shared = plan->ulysses > 1 && plan->signature.call.kv_replicated == 0;
+    return plan->mask_rows == CP_AXIS_OWN && is_shared ? CP_MASK_OF_ROWS
+                                                       : CP_MASK_LOCAL;
+}
+
 void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int rank)
 {
     memset(writer, 0, sizeof *writer);
@@ -38,6 +48,9 @@ void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int ra
     writer->dtype = (enum cp_dtype)writer->call->dtype;
     writer->sum = cp_dtype_sum(writer->dtype);
     writer->has_mask = writer->call->mask_kind != CP_MASK_NONE;
+    writer->mask_source = mask_source_of(plan);
+    writer->mask = cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_MASK);
+    writer->group_mask = CP_NO_BUFFER;
 }
 
 enum cp_code cp_writer_take(struct cp_writer *writer, struct cp_schedule **out)
@@ -104,21 +117,36 @@ int32_t cp_writer_mask(struct cp_writer *writer, struct cp_arena *arena, int64_t
                            (enum cp_dtype)writer->call->mask_dtype, n);
 }
 
+/* Does the call have this tensor of the caller? */
+static bool has_tensor(const struct cp_writer *writer, enum cp_tensor_role role)
+{
+    bool is_lse = role == CP_TENSOR_LSE && writer->call->op == CP_OP_ATTENTION;
+    if (is_lse || role == CP_TENSOR_DLSE) {
+        return writer->call->want_lse != 0;
+    }
+    return role != CP_TENSOR_MASK || writer->has_mask;
+}
+
 int32_t cp_writer_tensor(struct cp_writer *writer, enum cp_buffer_kind kind,
                          enum cp_tensor_role role)
 {
     const struct cp_call *call = writer->call;
-    const int64_t *sizes = &writer->plan->signature.sizes[writer->rank * CP_SIZE_COUNT];
+    const struct cp_plan *plan = writer->plan;
+    int rank = writer->rank;
+    if (!has_tensor(writer, role)) {
+        return CP_NO_BUFFER;
+    }
     if (role == CP_TENSOR_MASK) {
         const int64_t n[CP_AXES] = {call->mask_batch, call->mask_heads,
-                                    sizes[CP_SIZE_MASK_ROWS], sizes[CP_SIZE_MASK_KEYS]};
+                                    cp_plan_size(plan, rank, CP_SIZE_MASK_ROWS),
+                                    cp_plan_size(plan, rank, CP_SIZE_MASK_KEYS)};
         return cp_build_tensor(&writer->builder, kind, role,
                                (enum cp_dtype)call->mask_dtype, n);
     }
     bool is_kv = role == CP_TENSOR_K || role == CP_TENSOR_V || role == CP_TENSOR_DK ||
                  role == CP_TENSOR_DV;
     const int64_t n[CP_AXES] = {
-        call->batch, is_kv ? sizes[CP_SIZE_KV_ROWS] : sizes[CP_SIZE_Q_ROWS],
+        call->batch, cp_plan_size(plan, rank, is_kv ? CP_SIZE_KV_ROWS : CP_SIZE_Q_ROWS),
         is_kv ? call->kv_heads : call->heads, dim_of(writer, role)};
     return cp_build_tensor(&writer->builder, kind, role, dtype_of(writer, role), n);
 }
@@ -138,27 +166,26 @@ struct cp_box cp_writer_row_range(struct cp_box box, int64_t first, int64_t coun
     return cp_box_part(box, 1, first, count);
 }
 
-enum cp_mask_source cp_writer_mask_source(const struct cp_writer *writer)
+bool cp_writer_mask_travels(const struct cp_writer *writer, enum cp_mask_source source)
 {
-    if (writer->plan->mask_keys == CP_AXIS_OWN) {
-        return CP_MASK_OF_KEYS;
+    return writer->has_mask && writer->mask_source == source;
+}
+
+void cp_writer_declare_group_mask(struct cp_writer *writer)
+{
+    if (cp_writer_mask_travels(writer, CP_MASK_OF_ROWS)) {
+        writer->group_mask = cp_writer_mask(
+            writer, &writer->scratch, writer->heads.count, writer->rows.count,
+            cp_plan_size(writer->plan, writer->rank, CP_SIZE_MASK_KEYS));
     }
-    bool is_shared = writer->plan->ulysses > 1 && writer->call->kv_replicated == 0;
-    return writer->plan->mask_rows == CP_AXIS_OWN && is_shared ? CP_MASK_OF_ROWS
-                                                               : CP_MASK_LOCAL;
 }
 
-int64_t cp_writer_mask_rows(const struct cp_writer *writer)
+/* The same of a buffer that begins at row `row_first` and head `head_first`. */
+static struct cp_box mask_part(const struct cp_writer *writer, int32_t buffer,
+                               int64_t row_first, int64_t head_first,
+                               const struct cp_block *block)
 {
-    return writer->plan->signature
-        .sizes[writer->rank * CP_SIZE_COUNT + CP_SIZE_MASK_ROWS];
-}
-
-struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t mask,
-                                 int64_t row_first, int64_t head_first,
-                                 const struct cp_block *block)
-{
-    struct cp_box box = cp_writer_box(writer, mask);
+    struct cp_box box = cp_writer_box(writer, buffer);
     if (writer->call->mask_heads != 1) {
         box =
             cp_box_part(box, 1, writer->heads.first - head_first, writer->heads.count);
@@ -170,6 +197,25 @@ struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t mask,
         box = cp_box_part(box, 3, block->keys.first, block->keys.count);
     }
     return box;
+}
+
+struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t of_keys,
+                                 int64_t head_first, const struct cp_block *block)
+{
+    bool is_own = writer->plan->mask_rows == CP_AXIS_OWN;
+    if (!writer->has_mask) {
+        return cp_box_none();
+    }
+    switch (writer->mask_source) {
+    case CP_MASK_OF_KEYS:
+        return mask_part(writer, of_keys, 0, head_first, block);
+    case CP_MASK_OF_ROWS:
+        return mask_part(writer, writer->group_mask, writer->rows.first,
+                         writer->heads.first, block);
+    case CP_MASK_LOCAL:
+        break;
+    }
+    return mask_part(writer, writer->mask, is_own ? writer->rows.first : 0, 0, block);
 }
 
 bool cp_writer_is_live(const struct cp_writer *writer, int rank,
@@ -185,15 +231,59 @@ bool cp_writer_is_live(const struct cp_writer *writer, int rank,
            block->keys.first <= rows.first + rows.count - 1;
 }
 
-void cp_writer_place(const struct cp_writer *writer, struct cp_step *step,
-                     const struct cp_block *block)
+/* A step that meets the rows of this rank with a block. */
+static struct cp_step *compute(struct cp_writer *writer, enum cp_step_op op,
+                               const struct cp_block *block)
 {
     int64_t last_key = block->keys.first + block->keys.count - 1;
+    struct cp_step *step = cp_build_step(&writer->builder, op, CP_LANE_COMPUTE);
+    cp_build_after(&writer->builder, step, CP_LANE_IN);
     step->q_first = writer->rows.first;
     step->k_first = block->keys.first;
     step->head_first = writer->heads.first;
     step->kv_head_first = writer->kv_heads.first;
     step->is_causal = writer->call->is_causal != 0 && last_key > writer->rows.first;
+    return step;
+}
+
+void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q,
+                      struct cp_box k, struct cp_box v, struct cp_box mask,
+                      const struct cp_block *block)
+{
+    struct cp_step *step = compute(writer, CP_STEP_ATTEND, block);
+    step->arg[CP_ATTEND_STATE] = cp_writer_box(writer, state);
+    step->arg[CP_ATTEND_Q] = cp_writer_box(writer, q);
+    step->arg[CP_ATTEND_K] = k;
+    step->arg[CP_ATTEND_V] = v;
+    step->arg[CP_ATTEND_MASK] = mask;
+}
+
+void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out, int32_t lse)
+{
+    struct cp_box all = cp_writer_box(writer, state);
+    if (!cp_box_is_empty(&all)) {
+        struct cp_step *step =
+            cp_build_step(&writer->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
+        step->arg[CP_FINISH_STATE] = all;
+        step->arg[CP_FINISH_OUT] = cp_writer_box(writer, out);
+        step->arg[CP_FINISH_LSE] = cp_writer_box(writer, lse);
+    }
+}
+
+void cp_writer_grad(struct cp_writer *writer, const struct cp_row_buffers *rows,
+                    const struct cp_key_boxes *keys, const struct cp_block *block)
+{
+    struct cp_step *step = compute(writer, CP_STEP_GRAD, block);
+    step->arg[CP_GRAD_DQ] = cp_writer_box(writer, rows->dq);
+    step->arg[CP_GRAD_DK] = keys->dk;
+    step->arg[CP_GRAD_DV] = keys->dv;
+    step->arg[CP_GRAD_Q] = cp_writer_box(writer, rows->q);
+    step->arg[CP_GRAD_K] = keys->k;
+    step->arg[CP_GRAD_V] = keys->v;
+    step->arg[CP_GRAD_DOUT] = cp_writer_box(writer, rows->dout);
+    step->arg[CP_GRAD_LSE] = cp_writer_box(writer, rows->lse);
+    step->arg[CP_GRAD_DELTA] = cp_writer_box(writer, rows->delta);
+    step->arg[CP_GRAD_MASK] = keys->mask;
 }
 
 void cp_writer_delta(struct cp_writer *writer, enum cp_lane lane, int32_t delta,
@@ -201,17 +291,12 @@ void cp_writer_delta(struct cp_writer *writer, enum cp_lane lane, int32_t delta,
 {
     struct cp_box to = cp_writer_box(writer, delta);
     int32_t out = cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_OUT);
-    int32_t dlse = writer->call->want_lse != 0
-                       ? cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_DLSE)
-                       : CP_NO_BUFFER;
-    if (cp_box_is_empty(&to)) {
-        return;
-    }
-    struct cp_step *step = cp_build_step(&writer->builder, CP_STEP_DELTA, lane);
-    step->arg[CP_DELTA_DELTA] = to;
-    step->arg[CP_DELTA_OUT] = cp_writer_box(writer, out);
-    step->arg[CP_DELTA_DOUT] = cp_writer_box(writer, dout);
-    if (dlse != CP_NO_BUFFER) {
+    int32_t dlse = cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_DLSE);
+    if (!cp_box_is_empty(&to)) {
+        struct cp_step *step = cp_build_step(&writer->builder, CP_STEP_DELTA, lane);
+        step->arg[CP_DELTA_DELTA] = to;
+        step->arg[CP_DELTA_OUT] = cp_writer_box(writer, out);
+        step->arg[CP_DELTA_DOUT] = cp_writer_box(writer, dout);
         step->arg[CP_DELTA_DLSE] = cp_writer_box(writer, dlse);
     }
 }

@@ -4,6 +4,13 @@
 
 #include "schedule/builder.h"
 
+/* Where the mask of this rank's rows comes from. */
+enum cp_mask_source {
+    CP_MASK_LOCAL,   /* the caller's own tensor has it */
+    CP_MASK_OF_KEYS, /* it travels with the keys it belongs to */
+    CP_MASK_OF_ROWS, /* it travels with the query rows, inside the Ulysses group */
+};
+
 /* What a writer of attention works with: the plan seen from one rank, and the arenas to
  * place buffers in. */
 struct cp_writer {
@@ -16,6 +23,9 @@ struct cp_writer {
     struct cp_range rows;            /* of its Ulysses group */
     enum cp_dtype dtype, sum;        /* of the call, and of sums in it */
     bool has_mask;
+    enum cp_mask_source mask_source;
+    int32_t mask;       /* the caller's; CP_NO_BUFFER: none */
+    int32_t group_mask; /* rows of the group for the own heads, where they travel */
 };
 
 /* One block of keys as a step sees it. */
@@ -34,7 +44,8 @@ int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
 /* The same, kept in the dtype of sums. */
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
                        enum cp_tensor_role role, int64_t rows, int64_t heads);
-/* The caller's tensor of that role. */
+/* The caller's tensor of that role; CP_NO_BUFFER for an LSE, its gradient or a mask that the
+ * call does not have. */
 int32_t cp_writer_tensor(struct cp_writer *writer, enum cp_buffer_kind kind,
                          enum cp_tensor_role role);
 /* A part of a mask: (B or 1, heads or 1, rows, keys). */
@@ -45,31 +56,40 @@ struct cp_box cp_writer_box(const struct cp_writer *writer, int32_t buffer);
 struct cp_box cp_writer_heads(struct cp_box box, struct cp_range heads);
 struct cp_box cp_writer_row_range(struct cp_box box, int64_t first, int64_t count);
 
-/* Where the mask of this rank's rows comes from. */
-enum cp_mask_source {
-    CP_MASK_LOCAL,   /* the caller's own tensor has it */
-    CP_MASK_OF_KEYS, /* it travels with the keys it belongs to */
-    CP_MASK_OF_ROWS, /* it travels with the query rows, inside the Ulysses group */
-};
-enum cp_mask_source cp_writer_mask_source(const struct cp_writer *writer);
-/* Rows that a mask which travels with keys has. */
-int64_t cp_writer_mask_rows(const struct cp_writer *writer);
-/* The part of `mask` (a buffer) that belongs to this rank's rows and heads and to the
- * keys of `block`. The buffer starts at row `row_first` and head `head_first` of the
- * whole, and at the block's own first key where the mask travels with keys. */
-struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t mask,
-                                 int64_t row_first, int64_t head_first,
-                                 const struct cp_block *block);
+bool cp_writer_mask_travels(const struct cp_writer *writer, enum cp_mask_source source);
+/* Makes room in `group_mask` for the mask rows of the group, where they travel. */
+void cp_writer_declare_group_mask(struct cp_writer *writer);
+/* The part of the mask that belongs to this rank's rows and heads and to the keys of
+ * `block`. `of_keys`: the buffer that came with the block, where the mask travels with
+ * keys; it begins at head `head_first` of the whole. No box where there is no mask. */
+struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t of_keys,
+                                 int64_t head_first, const struct cp_block *block);
 
 /* Has rank `rank` anything to compute on this block: rows, heads and keys, and under
  * causal order one allowed pair? */
 bool cp_writer_is_live(const struct cp_writer *writer, int rank,
                        const struct cp_block *block);
-/* Fills positions and the causal edge of an ATTEND or GRAD of this rank's rows with the
- * block. */
-void cp_writer_place(const struct cp_writer *writer, struct cp_step *step,
-                     const struct cp_block *block);
+/* The steps that compute, on the compute lane, after all that lane `in` has so far. */
 
+/* `state` takes up the block. */
+void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q, struct cp_box k,
+                      struct cp_box v, struct cp_box mask, const struct cp_block *block);
+/* `state` becomes rows of `out` and, where it is wanted, of `lse`. */
+void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out, int32_t lse);
+
+/* Buffers of this rank's rows and heads in a backward. */
+struct cp_row_buffers {
+    int32_t q, dout, lse, delta;
+    int32_t dq; /* sum over all keys */
+};
+/* A block of keys in a backward. */
+struct cp_key_boxes {
+    struct cp_box k, v, mask;
+    struct cp_box dk, dv; /* sums */
+};
+/* The block's gradient is added to dq, dk and dv. */
+void cp_writer_grad(struct cp_writer *writer, const struct cp_row_buffers *rows,
+                    const struct cp_key_boxes *keys, const struct cp_block *block);
 /* Backward: delta of the own rows into `delta`, from the caller's out, dlse and `dout`.
  */
 void cp_writer_delta(struct cp_writer *writer, enum cp_lane lane, int32_t delta,
@@ -103,5 +123,11 @@ CP_NODISCARD enum cp_code cp_write_gather_pull(const struct cp_plan *plan, int r
                                                struct cp_schedule **out);
 CP_NODISCARD enum cp_code cp_write_gather_two_sided(const struct cp_plan *plan,
                                                     int rank, struct cp_schedule **out);
+CP_NODISCARD enum cp_code cp_write_reduce_scatter_pull(const struct cp_plan *plan,
+                                                       int rank,
+                                                       struct cp_schedule **out);
+CP_NODISCARD enum cp_code cp_write_reduce_scatter_two_sided(const struct cp_plan *plan,
+                                                            int rank,
+                                                            struct cp_schedule **out);
 
 #endif

@@ -15,11 +15,6 @@ int cp_pull_group_member(const struct cp_pull *pull, int index)
            (pull->w.u + index) % pull->w.plan->ulysses;
 }
 
-static int64_t mask_axis(const struct cp_pull *pull, int owner, enum cp_size size)
-{
-    return pull->w.plan->signature.sizes[owner * CP_SIZE_COUNT + (int)size];
-}
-
 /* Declares the window of any rank: each computes everybody's layout alike. The rest of
  * the own window is slots. */
 static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *arena)
@@ -37,10 +32,10 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
         cp_writer_rows(w, arena, k_layout, CP_TENSOR_K, keys, w->call->kv_heads);
     window->v =
         cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, w->call->kv_heads);
-    if (w->has_mask && pull->mask_source != CP_MASK_LOCAL) {
+    if (w->has_mask && w->mask_source != CP_MASK_LOCAL) {
         window->mask = cp_writer_mask(w, arena, w->call->mask_heads,
-                                      mask_axis(pull, owner, CP_SIZE_MASK_ROWS),
-                                      mask_axis(pull, owner, CP_SIZE_MASK_KEYS));
+                                      cp_plan_size(plan, owner, CP_SIZE_MASK_ROWS),
+                                      cp_plan_size(plan, owner, CP_SIZE_MASK_KEYS));
     }
     if (!pull->is_shared) {
         return;
@@ -60,6 +55,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     }
     window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
                                  heads.count);
+    window->out_lse = CP_NO_BUFFER;
     if (w->call->want_lse != 0) {
         window->out_lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE,
                                          group.count, heads.count);
@@ -73,7 +69,6 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
     pull->window = NULL;
     pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
-    pull->mask_source = cp_writer_mask_source(&pull->w);
     enum cp_code code =
         cp_mem_create((size_t)plan->world * sizeof *pull->window, "a schedule", &block);
     if (code != CP_OK) {
@@ -87,9 +82,6 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
         if (owner == rank) {
             pull->w.window.bytes = arena.bytes;
         }
-    }
-    if (pull->w.has_mask) {
-        pull->mask = cp_writer_tensor(&pull->w, CP_BUFFER_INPUT, CP_TENSOR_MASK);
     }
     return CP_OK;
 }
@@ -108,8 +100,8 @@ void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from)
 
 void cp_pull_publish_mask(struct cp_pull *pull)
 {
-    if (pull->w.has_mask && pull->mask_source != CP_MASK_LOCAL) {
-        cp_pull_publish_copy(pull, pull->window[pull->w.rank].mask, pull->mask);
+    if (pull->w.has_mask && pull->w.mask_source != CP_MASK_LOCAL) {
+        cp_pull_publish_copy(pull, pull->window[pull->w.rank].mask, pull->w.mask);
     }
 }
 
@@ -123,13 +115,17 @@ void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t f
     cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_IN, dst, src);
 }
 
-void cp_pull_gather_mask_rows(struct cp_pull *pull, int member, int32_t from)
+void cp_pull_gather_mask(struct cp_pull *pull, int member)
 {
     struct cp_writer *w = &pull->w;
     struct cp_range rows = w->plan->q_rows[member];
-    struct cp_box dst = cp_box_part(cp_writer_box(w, pull->mask_rows), 2,
+    if (!cp_writer_mask_travels(w, CP_MASK_OF_ROWS)) {
+        return;
+    }
+    struct cp_box dst = cp_box_part(cp_writer_box(w, w->group_mask), 2,
                                     rows.first - w->rows.first, rows.count);
-    struct cp_box src = cp_writer_box(w, from);
+    struct cp_box src =
+        cp_writer_box(w, member == w->rank ? w->mask : pull->window[member].mask);
     if (w->call->mask_heads != 1) {
         src = cp_box_part(src, 1, w->heads.first, w->heads.count);
     }
@@ -140,34 +136,6 @@ bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member)
 {
     return pull->w.plan->q_rows[member].count > 0 && pull->w.heads.count > 0 &&
            pull->w.call->batch > 0;
-}
-
-struct cp_box cp_pull_mask_box(const struct cp_pull *pull, const struct cp_block *block)
-{
-    const struct cp_writer *w = &pull->w;
-    if (!w->has_mask) {
-        return cp_box_none();
-    }
-    switch (pull->mask_source) {
-    case CP_MASK_OF_KEYS:
-        return cp_writer_mask_box(w, pull->window[block->owner].mask, 0, 0, block);
-    case CP_MASK_OF_ROWS:
-        return cp_writer_mask_box(w, pull->mask_rows, w->rows.first, w->heads.first,
-                                  block);
-    case CP_MASK_LOCAL:
-        break;
-    }
-    int64_t row_first = w->plan->mask_rows == CP_AXIS_OWN ? w->rows.first : 0;
-    return cp_writer_mask_box(w, pull->mask, row_first, 0, block);
-}
-
-void cp_pull_declare_mask_rows(struct cp_pull *pull)
-{
-    struct cp_writer *w = &pull->w;
-    if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
-        pull->mask_rows = cp_writer_mask(w, &w->scratch, w->heads.count, w->rows.count,
-                                         mask_axis(pull, w->rank, CP_SIZE_MASK_KEYS));
-    }
 }
 
 void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from)

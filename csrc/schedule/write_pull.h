@@ -47,9 +47,6 @@ struct cp_pull {
     struct cp_writer w;
     struct cp_pull_window *window; /* (world) */
     bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
-    enum cp_mask_source mask_source;
-    int32_t mask;      /* the caller's */
-    int32_t mask_rows; /* rows of the group, gathered */
 };
 
 /* The keys of a rank. */
@@ -75,18 +72,11 @@ void cp_pull_publish_mask(struct cp_pull *pull);
  * the member's window, or for the own rows the caller's tensor. */
 void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t from);
 
-/* The same for the rows of a mask. */
-void cp_pull_gather_mask_rows(struct cp_pull *pull, int member, int32_t from);
+/* The same for the rows of a mask, where they travel. */
+void cp_pull_gather_mask(struct cp_pull *pull, int member);
 
 /* Does this rank read rows of that member at all? */
 bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member);
-
-/* The mask's part for this block, in the buffer that holds it here. */
-struct cp_box cp_pull_mask_box(const struct cp_pull *pull,
-                               const struct cp_block *block);
-
-/* Makes room for the group's mask rows, where they travel. */
-void cp_pull_declare_mask_rows(struct cp_pull *pull);
 
 /* Brings a member's result for the own rows home: its heads of the caller's tensor. */
 void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from);

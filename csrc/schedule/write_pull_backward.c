@@ -2,19 +2,12 @@
 #include "base/checked.h"
 #include "schedule/write_pull.h"
 
-/* The query side of the group's rows, own heads, and the sums that this rank keeps. */
-struct rows {
-    int32_t q, dout, lse, delta;
-    int32_t dq;     /* sum over all keys */
-    int32_t dk, dv; /* sums of the own keys, all kv heads */
-};
-
-static struct rows publish_backward(struct cp_pull *pull)
+static struct cp_row_buffers publish_backward(struct cp_pull *pull)
 {
     struct cp_writer *w = &pull->w;
     const struct cp_pull_window *own = &pull->window[w->rank];
     int64_t rows = w->plan->q_rows[w->rank].count;
-    struct rows in = {
+    struct cp_row_buffers in = {
         .q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q),
         .dout = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_DOUT),
         .lse = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_LSE),
@@ -37,10 +30,11 @@ static struct rows publish_backward(struct cp_pull *pull)
     return in;
 }
 
-static struct rows gather_backward(struct cp_pull *pull, struct rows own)
+static struct cp_row_buffers gather_backward(struct cp_pull *pull,
+                                             struct cp_row_buffers own)
 {
     struct cp_writer *w = &pull->w;
-    struct rows all = own;
+    struct cp_row_buffers all = own;
     if (!pull->is_shared) {
         return all;
     }
@@ -53,7 +47,7 @@ static struct rows gather_backward(struct cp_pull *pull, struct rows own)
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads);
     all.delta =
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows, heads);
-    cp_pull_declare_mask_rows(pull);
+    cp_writer_declare_group_mask(w);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         const struct cp_pull_window *theirs = &pull->window[member];
@@ -68,36 +62,33 @@ static struct rows gather_backward(struct cp_pull *pull, struct rows own)
         cp_pull_gather_rows(pull, member, all.dout, is_own ? own.dout : theirs->dout);
         cp_pull_gather_rows(pull, member, all.lse, is_own ? own.lse : theirs->lse);
         cp_pull_gather_rows(pull, member, all.delta, theirs->delta);
-        if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
-            cp_pull_gather_mask_rows(pull, member, is_own ? pull->mask : theirs->mask);
-        }
+        cp_pull_gather_mask(pull, member);
     }
     return all;
 }
 
-/* Partial gradients in the window of `rank`: the slot that its step j > 0 uses, seen as
- * the block's shape. */
-struct slot {
+/* Gradients of keys: those of the own block, or a partial one in a slot. */
+struct sums {
     int32_t dk, dv;
 };
 
-/* Slots lie behind the declared part of a rank's window; both have room for the longest
- * block. */
-static struct slot declare_slot(struct cp_pull *pull, int rank, int j)
+/* The slot that step j > 0 of `rank` uses, in the shape of that step's block. Slots lie
+ * behind the declared part of a rank's window; both have room for the longest block. */
+static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
 {
     struct cp_writer *w = &pull->w;
     const struct cp_plan *plan = w->plan;
     const struct cp_range heads = plan->kv_heads[cp_plan_ulysses_rank(plan, rank)];
     const struct cp_pull_window *window = &pull->window[rank];
-    struct slot slot = {0, 0};
+    struct sums slot = {0, 0};
     if (w->builder.code != CP_OK) {
         return slot;
     }
     /* dq is the last buffer of a shared window, v or the mask that of an unshared one.
      */
-    int32_t last = pull->is_shared                                     ? window->dq
-                   : w->has_mask && pull->mask_source != CP_MASK_LOCAL ? window->mask
-                                                                       : window->v;
+    int32_t last = pull->is_shared                                  ? window->dq
+                   : w->has_mask && w->mask_source != CP_MASK_LOCAL ? window->mask
+                                                                    : window->v;
     const struct cp_buffer *end = &w->builder.schedule->buffers[last];
     struct cp_arena arena = {
         .kind = CP_BUFFER_WINDOW,
@@ -145,7 +136,8 @@ static void await_slot(struct cp_pull *pull, int j)
 
 /* Step j: the block's gradient. That of the own block goes straight into the own sums.
  */
-static void grad_block(struct cp_pull *pull, const struct rows *rows, int j)
+static void grad_block(struct cp_pull *pull, const struct cp_row_buffers *rows,
+                       const struct sums *own, int j)
 {
     struct cp_writer *w = &pull->w;
     struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
@@ -153,37 +145,30 @@ static void grad_block(struct cp_pull *pull, const struct rows *rows, int j)
     if (!cp_writer_is_live(w, w->rank, &block)) {
         return;
     }
-    struct cp_box dk = cp_writer_heads(cp_writer_box(w, rows->dk), w->kv_heads);
-    struct cp_box dv = cp_writer_heads(cp_writer_box(w, rows->dv), w->kv_heads);
+    struct cp_key_boxes keys = {
+        .k = cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads),
+        .v = cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads),
+        .mask = cp_writer_mask_box(w, window->mask, 0, &block),
+        .dk = cp_writer_heads(cp_writer_box(w, own->dk), w->kv_heads),
+        .dv = cp_writer_heads(cp_writer_box(w, own->dv), w->kv_heads),
+    };
     if (j > 0) {
-        struct slot slot = declare_slot(pull, w->rank, j);
+        struct sums slot = declare_slot(pull, w->rank, j);
         cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
         await_slot(pull, j);
         cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dk);
         cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dv);
-        dk = cp_writer_box(w, slot.dk);
-        dv = cp_writer_box(w, slot.dv);
+        keys.dk = cp_writer_box(w, slot.dk);
+        keys.dv = cp_writer_box(w, slot.dv);
     }
-    struct cp_step *step = cp_build_step(&w->builder, CP_STEP_GRAD, CP_LANE_COMPUTE);
-    cp_build_after(&w->builder, step, CP_LANE_IN);
-    step->arg[CP_GRAD_DQ] = cp_writer_box(w, rows->dq);
-    step->arg[CP_GRAD_DK] = dk;
-    step->arg[CP_GRAD_DV] = dv;
-    step->arg[CP_GRAD_Q] = cp_writer_box(w, rows->q);
-    step->arg[CP_GRAD_K] = cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads);
-    step->arg[CP_GRAD_V] = cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads);
-    step->arg[CP_GRAD_DOUT] = cp_writer_box(w, rows->dout);
-    step->arg[CP_GRAD_LSE] = cp_writer_box(w, rows->lse);
-    step->arg[CP_GRAD_DELTA] = cp_writer_box(w, rows->delta);
-    step->arg[CP_GRAD_MASK] = cp_pull_mask_box(pull, &block);
-    cp_writer_place(w, step, &block);
+    cp_writer_grad(w, rows, &keys, &block);
     if (j > 0) {
         cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_PARTIAL, (uint32_t)j);
     }
 }
 
 /* Takes in what the rank j places back made of the own keys in its step j. */
-static void add_partial(struct cp_pull *pull, const struct rows *rows, int j)
+static void add_partial(struct cp_pull *pull, const struct sums *own, int j)
 {
     struct cp_writer *w = &pull->w;
     int world = w->plan->world;
@@ -191,19 +176,19 @@ static void add_partial(struct cp_pull *pull, const struct rows *rows, int j)
     if (!is_live_step(pull, peer, j)) {
         return;
     }
-    struct slot slot = declare_slot(pull, peer, j);
+    struct sums slot = declare_slot(pull, peer, j);
     struct cp_range heads = w->plan->kv_heads[cp_plan_ulysses_rank(w->plan, peer)];
     cp_build_await(&w->builder, CP_LANE_COMPUTE, peer, CP_PULL_PARTIAL, (uint32_t)j);
     cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
-                  cp_writer_heads(cp_writer_box(w, rows->dk), heads),
+                  cp_writer_heads(cp_writer_box(w, own->dk), heads),
                   cp_writer_box(w, slot.dk));
     cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
-                  cp_writer_heads(cp_writer_box(w, rows->dv), heads),
+                  cp_writer_heads(cp_writer_box(w, own->dv), heads),
                   cp_writer_box(w, slot.dv));
     cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_ADDED, (uint32_t)j);
 }
 
-static void return_queries(struct cp_pull *pull, const struct rows *rows)
+static void return_queries(struct cp_pull *pull, const struct cp_row_buffers *rows)
 {
     struct cp_writer *w = &pull->w;
     int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
@@ -228,26 +213,28 @@ enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
     struct cp_pull pull;
     CP_TRY(cp_pull_init(&pull, plan, rank));
     struct cp_writer *w = &pull.w;
-    struct rows rows = gather_backward(&pull, publish_backward(&pull));
+    struct cp_row_buffers rows = gather_backward(&pull, publish_backward(&pull));
     int64_t keys = plan->kv_rows[rank].count;
     rows.dq =
         cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ, w->rows.count, w->heads.count);
-    rows.dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys, w->call->kv_heads);
-    rows.dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys, w->call->kv_heads);
+    struct sums own = {
+        .dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys, w->call->kv_heads),
+        .dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys, w->call->kv_heads),
+    };
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dq);
-    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dk);
-    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dv);
-    grad_block(&pull, &rows, 0);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, own.dk);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, own.dv);
+    grad_block(&pull, &rows, &own, 0);
     for (int j = 1; j < plan->world; j++) {
-        grad_block(&pull, &rows, j);
+        grad_block(&pull, &rows, &own, j);
         if (j > 1) {
-            add_partial(&pull, &rows, j - 1);
+            add_partial(&pull, &own, j - 1);
         }
     }
     return_queries(&pull, &rows);
     if (plan->world > 1) {
-        add_partial(&pull, &rows, plan->world - 1);
+        add_partial(&pull, &own, plan->world - 1);
     }
-    cp_writer_return_keys(w, CP_LANE_COMPUTE, rows.dk, rows.dv);
+    cp_writer_return_keys(w, CP_LANE_COMPUTE, own.dk, own.dv);
     return cp_pull_take(&pull, out);
 }

@@ -27,7 +27,7 @@ static int32_t gather_queries(struct cp_pull *pull, int32_t q)
     }
     int32_t all = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
                                  w->rows.count, w->heads.count);
-    cp_pull_declare_mask_rows(pull);
+    cp_writer_declare_group_mask(w);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         if (!cp_pull_needs_rows_of(pull, member)) {
@@ -38,11 +38,7 @@ static int32_t gather_queries(struct cp_pull *pull, int32_t q)
         }
         cp_pull_gather_rows(pull, member, all,
                             member == w->rank ? q : pull->window[member].q);
-        if (w->has_mask && pull->mask_source == CP_MASK_OF_ROWS) {
-            cp_pull_gather_mask_rows(pull, member,
-                                     member == w->rank ? pull->mask
-                                                       : pull->window[member].mask);
-        }
+        cp_pull_gather_mask(pull, member);
     }
     return all;
 }
@@ -60,17 +56,10 @@ static void attend_blocks(struct cp_pull *pull, int32_t q, int32_t state)
         if (block.owner != w->rank) {
             cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
         }
-        struct cp_step *step =
-            cp_build_step(&w->builder, CP_STEP_ATTEND, CP_LANE_COMPUTE);
-        cp_build_after(&w->builder, step, CP_LANE_IN);
-        step->arg[CP_ATTEND_STATE] = cp_writer_box(w, state);
-        step->arg[CP_ATTEND_Q] = cp_writer_box(w, q);
-        step->arg[CP_ATTEND_K] =
-            cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads);
-        step->arg[CP_ATTEND_V] =
-            cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads);
-        step->arg[CP_ATTEND_MASK] = cp_pull_mask_box(pull, &block);
-        cp_writer_place(w, step, &block);
+        cp_writer_attend(w, state, q,
+                         cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads),
+                         cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads),
+                         cp_writer_mask_box(w, window->mask, 0, &block), &block);
     }
 }
 
@@ -78,18 +67,9 @@ static void finish_rows(struct cp_pull *pull, int32_t state, int32_t out, int32_
 {
     struct cp_writer *w = &pull->w;
     const struct cp_pull_window *own = &pull->window[w->rank];
-    struct cp_box all = cp_writer_box(w, state);
-    bool wants_lse = w->call->want_lse != 0;
-    if (!cp_box_is_empty(&all)) {
-        struct cp_step *step =
-            cp_build_step(&w->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
-        step->arg[CP_FINISH_STATE] = all;
-        step->arg[CP_FINISH_OUT] = cp_writer_box(w, pull->is_shared ? own->out : out);
-        if (wants_lse) {
-            step->arg[CP_FINISH_LSE] =
-                cp_writer_box(w, pull->is_shared ? own->out_lse : lse);
-        }
-    }
+    bool wants_lse = lse != CP_NO_BUFFER;
+    cp_writer_finish(w, state, pull->is_shared ? own->out : out,
+                     pull->is_shared ? own->out_lse : lse);
     if (!pull->is_shared) {
         return;
     }
@@ -114,9 +94,7 @@ enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int rank,
     struct cp_writer *w = &pull.w;
     int32_t q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q);
     int32_t result = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);
-    int32_t lse = w->call->want_lse != 0
-                      ? cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE)
-                      : 0;
+    int32_t lse = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE);
     publish_forward(&pull, q);
     int32_t queries = gather_queries(&pull, q);
     int32_t state = cp_writer_rows(w, &w->scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,

@@ -14,21 +14,11 @@ struct cp_segment *cp_two_sided_segment_of(struct cp_two_sided *t, int b, int m)
     return &t->segments[b * t->ulysses + m];
 }
 
-static int64_t size_of(const struct cp_two_sided *t, int rank, enum cp_size size)
-{
-    return t->w.plan->signature.sizes[rank * CP_SIZE_COUNT + (int)size];
-}
-
 struct cp_block cp_two_sided_block_of(const struct cp_two_sided *t, int b, int m)
 {
     int owner = cp_two_sided_rank_of(t, b, m);
     struct cp_block block = {.owner = owner, .keys = t->w.plan->kv_rows[owner]};
     return block;
-}
-
-struct cp_box cp_two_sided_all(const struct cp_two_sided *t, int32_t buffer)
-{
-    return cp_writer_box(&t->w, buffer);
 }
 
 /* Buffers for the keys of rank `owner`, kv heads of ulysses rank u. */
@@ -42,10 +32,10 @@ static void declare_segment(struct cp_two_sided *t, struct cp_segment *segment,
     enum cp_layout v_layout = t->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_V;
     segment->k = cp_writer_rows(w, arena, k_layout, CP_TENSOR_K, keys, heads);
     segment->v = cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, heads);
-    if (w->has_mask && t->mask_source == CP_MASK_OF_KEYS) {
+    if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
         segment->mask = cp_writer_mask(w, arena, w->plan->heads[u].count,
-                                       size_of(t, owner, CP_SIZE_MASK_ROWS),
-                                       size_of(t, owner, CP_SIZE_MASK_KEYS));
+                                       cp_plan_size(w->plan, owner, CP_SIZE_MASK_ROWS),
+                                       cp_plan_size(w->plan, owner, CP_SIZE_MASK_KEYS));
     }
 }
 
@@ -66,17 +56,17 @@ static void fill_segment(struct cp_two_sided *t, const struct cp_segment *segmen
     enum cp_step_op op = t->is_backward ? CP_STEP_COPY : CP_STEP_PACK;
     struct cp_range heads = w->plan->heads[u];
     struct cp_range kv_heads = w->plan->kv_heads[u];
-    cp_build_move(&w->builder, op, CP_LANE_IN, cp_two_sided_all(t, segment->k),
-                  cp_writer_heads(cp_two_sided_all(t, k), kv_heads));
-    cp_build_move(&w->builder, op, CP_LANE_IN, cp_two_sided_all(t, segment->v),
-                  cp_writer_heads(cp_two_sided_all(t, v), kv_heads));
-    if (w->has_mask && t->mask_source == CP_MASK_OF_KEYS) {
-        struct cp_box mask = cp_two_sided_all(t, t->mask);
+    cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(&t->w, segment->k),
+                  cp_writer_heads(cp_writer_box(&t->w, k), kv_heads));
+    cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(&t->w, segment->v),
+                  cp_writer_heads(cp_writer_box(&t->w, v), kv_heads));
+    if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
+        struct cp_box mask = cp_writer_box(&t->w, t->w.mask);
         if (w->call->mask_heads != 1) {
             mask = cp_box_part(mask, 1, heads.first, heads.count);
         }
         cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_IN,
-                      cp_two_sided_all(t, segment->mask), mask);
+                      cp_writer_box(&t->w, segment->mask), mask);
     }
 }
 
@@ -84,17 +74,10 @@ static void fill_segment(struct cp_two_sided *t, const struct cp_segment *segmen
 static void move_segment(struct cp_two_sided *t, const struct cp_segment *segment,
                          int peer, bool is_send)
 {
-    struct cp_writer *w = &t->w;
-    int32_t parts[3] = {segment->k, segment->v, segment->mask};
-    int count = w->has_mask && t->mask_source == CP_MASK_OF_KEYS ? 3 : 2;
-    for (int part = 0; part < count; part++) {
-        if (is_send) {
-            cp_build_send(&w->builder, CP_LANE_IN, t->group, peer,
-                          cp_two_sided_all(t, parts[part]));
-        } else {
-            cp_build_recv(&w->builder, CP_LANE_IN, t->group, peer,
-                          cp_two_sided_all(t, parts[part]));
-        }
+    cp_two_sided_move_buffer(t, segment->k, peer, is_send);
+    cp_two_sided_move_buffer(t, segment->v, peer, is_send);
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_KEYS)) {
+        cp_two_sided_move_buffer(t, segment->mask, peer, is_send);
     }
 }
 
@@ -105,7 +88,6 @@ enum cp_code cp_two_sided_init(struct cp_two_sided *t, const struct cp_plan *pla
     *t = (struct cp_two_sided){.ring = plan->ring, .ulysses = plan->ulysses};
     cp_writer_init(&t->w, plan, rank);
     t->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
-    t->mask_source = cp_writer_mask_source(&t->w);
     enum cp_code code =
         cp_mem_create((size_t)plan->world * sizeof *t->segments, "a schedule", &block);
     if (code == CP_OK) {
@@ -125,9 +107,6 @@ enum cp_code cp_two_sided_init(struct cp_two_sided *t, const struct cp_plan *pla
         return code;
     }
     t->block_done = block;
-    if (t->w.has_mask) {
-        t->mask = cp_writer_tensor(&t->w, CP_BUFFER_INPUT, CP_TENSOR_MASK);
-    }
     return CP_OK;
 }
 
@@ -145,22 +124,17 @@ static struct cp_box group_rows_box(const struct cp_two_sided *t, int32_t gather
                                     int member, int axis)
 {
     struct cp_range rows = t->w.plan->q_rows[cp_two_sided_rank_of(t, t->w.r, member)];
-    return cp_box_part(cp_two_sided_all(t, gathered), axis,
+    return cp_box_part(cp_writer_box(&t->w, gathered), axis,
                        rows.first - t->w.rows.first, rows.count);
 }
 
 /* Mask rows for the heads of ulysses rank u, from the caller's. */
 static struct cp_box own_mask_rows(const struct cp_two_sided *t, int u)
 {
-    struct cp_box box = cp_two_sided_all(t, t->mask);
+    struct cp_box box = cp_writer_box(&t->w, t->w.mask);
     struct cp_range heads = t->w.plan->heads[u];
     return t->w.call->mask_heads != 1 ? cp_box_part(box, 1, heads.first, heads.count)
                                       : box;
-}
-
-static bool has_row_mask(const struct cp_two_sided *t)
-{
-    return t->w.has_mask && t->mask_source == CP_MASK_OF_ROWS;
 }
 
 static void declare_parcel(struct cp_two_sided *t, struct cp_parcel *parcel, int from,
@@ -174,10 +148,10 @@ static void declare_parcel(struct cp_two_sided *t, struct cp_parcel *parcel, int
             cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, t->rows[i].role,
                            w->plan->q_rows[rank].count, heads);
     }
-    if (has_row_mask(t)) {
-        parcel->mask =
-            cp_writer_mask(w, &w->scratch, heads, size_of(t, rank, CP_SIZE_MASK_ROWS),
-                           size_of(t, rank, CP_SIZE_MASK_KEYS));
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
+        parcel->mask = cp_writer_mask(w, &w->scratch, heads,
+                                      cp_plan_size(w->plan, rank, CP_SIZE_MASK_ROWS),
+                                      cp_plan_size(w->plan, rank, CP_SIZE_MASK_KEYS));
     }
 }
 
@@ -186,10 +160,10 @@ void cp_two_sided_move_buffer(struct cp_two_sided *t, int32_t buffer, int peer,
 {
     if (is_send) {
         cp_build_send(&t->w.builder, CP_LANE_IN, t->group, peer,
-                      cp_two_sided_all(t, buffer));
+                      cp_writer_box(&t->w, buffer));
     } else {
         cp_build_recv(&t->w.builder, CP_LANE_IN, t->group, peer,
-                      cp_two_sided_all(t, buffer));
+                      cp_writer_box(&t->w, buffer));
     }
 }
 
@@ -199,7 +173,7 @@ static void move_parcel(struct cp_two_sided *t, const struct cp_parcel *parcel,
     for (int i = 0; i < t->row_count; i++) {
         cp_two_sided_move_buffer(t, parcel->rows[i], peer, is_send);
     }
-    if (has_row_mask(t)) {
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
         cp_two_sided_move_buffer(t, parcel->mask, peer, is_send);
     }
 }
@@ -210,11 +184,11 @@ static void fill_parcel(struct cp_two_sided *t, const struct cp_parcel *parcel, 
     struct cp_builder *b = &t->w.builder;
     for (int i = 0; i < t->row_count; i++) {
         cp_build_move(
-            b, CP_STEP_COPY, CP_LANE_IN, cp_two_sided_all(t, parcel->rows[i]),
-            cp_writer_heads(cp_two_sided_all(t, t->rows[i].own), t->w.plan->heads[m]));
+            b, CP_STEP_COPY, CP_LANE_IN, cp_writer_box(&t->w, parcel->rows[i]),
+            cp_writer_heads(cp_writer_box(&t->w, t->rows[i].own), t->w.plan->heads[m]));
     }
-    if (has_row_mask(t)) {
-        cp_build_move(b, CP_STEP_COPY, CP_LANE_IN, cp_two_sided_all(t, parcel->mask),
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
+        cp_build_move(b, CP_STEP_COPY, CP_LANE_IN, cp_writer_box(&t->w, parcel->mask),
                       own_mask_rows(t, m));
     }
 }
@@ -226,15 +200,15 @@ static void place_rows(struct cp_two_sided *t, const struct cp_parcel *parcel, i
     bool is_own = m == t->w.u;
     for (int i = 0; i < t->row_count; i++) {
         struct cp_box own =
-            cp_writer_heads(cp_two_sided_all(t, t->rows[i].own), t->w.heads);
+            cp_writer_heads(cp_writer_box(&t->w, t->rows[i].own), t->w.heads);
         cp_build_move(b, CP_STEP_COPY, CP_LANE_IN,
                       group_rows_box(t, t->rows[i].gathered, m, 1),
-                      is_own ? own : cp_two_sided_all(t, parcel->rows[i]));
+                      is_own ? own : cp_writer_box(&t->w, parcel->rows[i]));
     }
-    if (has_row_mask(t)) {
-        cp_build_move(b, CP_STEP_COPY, CP_LANE_IN,
-                      group_rows_box(t, t->mask_rows, m, 2),
-                      is_own ? own_mask_rows(t, m) : cp_two_sided_all(t, parcel->mask));
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
+        cp_build_move(
+            b, CP_STEP_COPY, CP_LANE_IN, group_rows_box(t, t->w.group_mask, m, 2),
+            is_own ? own_mask_rows(t, m) : cp_writer_box(&t->w, parcel->mask));
     }
 }
 
@@ -261,10 +235,7 @@ void cp_two_sided_exchange_in(struct cp_two_sided *t, int32_t k, int32_t v)
     if (t->ulysses == 1) {
         return;
     }
-    if (has_row_mask(t)) {
-        t->mask_rows = cp_writer_mask(w, &w->scratch, w->heads.count, w->rows.count,
-                                      size_of(t, w->rank, CP_SIZE_MASK_KEYS));
-    }
+    cp_writer_declare_group_mask(w);
     for (int index = 1; index < t->ulysses; index++) {
         int m = cp_two_sided_member_at(t, index);
         struct cp_exchange *exchange = &t->exchange[m];
@@ -373,27 +344,6 @@ void cp_two_sided_pass_block(struct cp_two_sided *t, int j)
     }
 }
 
-struct cp_box cp_two_sided_mask_box(const struct cp_two_sided *t,
-                                    const struct cp_segment *segment,
-                                    const struct cp_block *block)
-{
-    const struct cp_writer *w = &t->w;
-    if (!w->has_mask) {
-        return cp_box_none();
-    }
-    switch (t->mask_source) {
-    case CP_MASK_OF_KEYS:
-        return cp_writer_mask_box(w, segment->mask, 0, w->heads.first, block);
-    case CP_MASK_OF_ROWS:
-        return cp_writer_mask_box(w, t->mask_rows, w->rows.first, w->heads.first,
-                                  block);
-    case CP_MASK_LOCAL:
-        break;
-    }
-    int64_t row_first = w->plan->mask_rows == CP_AXIS_OWN ? w->rows.first : 0;
-    return cp_writer_mask_box(w, t->mask, row_first, 0, block);
-}
-
 void cp_two_sided_exchange_out(struct cp_two_sided *t, const enum cp_tensor_role *roles,
                                const int32_t *results, const int32_t *outs, int count)
 {
@@ -410,7 +360,7 @@ void cp_two_sided_exchange_out(struct cp_two_sided *t, const enum cp_tensor_role
             t->exchange[m].home[i] =
                 cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, roles[i], own.count,
                                w->plan->heads[m].count);
-            cp_build_move(b, CP_STEP_COPY, CP_LANE_COMPUTE, cp_two_sided_all(t, *to),
+            cp_build_move(b, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(&t->w, *to),
                           group_rows_box(t, results[i], m, 1));
         }
     }
@@ -429,10 +379,10 @@ void cp_two_sided_exchange_out(struct cp_two_sided *t, const enum cp_tensor_role
     for (int m = 0; m < t->ulysses; m++) {
         for (int i = 0; i < count; i++) {
             struct cp_box to =
-                cp_writer_heads(cp_two_sided_all(t, outs[i]), w->plan->heads[m]);
+                cp_writer_heads(cp_writer_box(&t->w, outs[i]), w->plan->heads[m]);
             struct cp_box from = m == w->u
                                      ? group_rows_box(t, results[i], m, 1)
-                                     : cp_two_sided_all(t, t->exchange[m].home[i]);
+                                     : cp_writer_box(&t->w, t->exchange[m].home[i]);
             cp_build_after(b, cp_build_move(b, CP_STEP_COPY, CP_LANE_IN, to, from),
                            CP_LANE_COMPUTE);
         }

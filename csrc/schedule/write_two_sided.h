@@ -5,10 +5,10 @@
  * member. The ring passes blocks on (rotate "alltoall", two slots) or every rank gets
  * all of them at once ("allgather"). For three ranks, U = 1:
  *
- *     rank 0            rank 1            rank 2
- *     attend 0          attend 1          attend 2       0 -> 2, 1 -> 0, 2 -> 1
- * meanwhile attend 1          attend 2          attend 0       and once more attend 2
- * attend 0          attend 1
+ *     rank 0       rank 1       rank 2       on the way
+ *     attend 0     attend 1     attend 2     0 to rank 2, 1 to rank 0, 2 to rank 1
+ *     attend 1     attend 2     attend 0     1 to rank 2, 2 to rank 0, 0 to rank 1
+ *     attend 2     attend 0     attend 1
  *
  * Backward, the sums of dK and dV travel with their block, one hop behind it, and take
  * one last hop home.
@@ -57,9 +57,6 @@ struct cp_two_sided {
     struct cp_segment *segments; /* (ring, ulysses): block of b, segment of m */
     int ring, ulysses;
     bool is_backward;
-    enum cp_mask_source mask_source;
-    int32_t mask;        /* the caller's */
-    int32_t mask_rows;   /* rows of the group for the own heads */
     int group;           /* number of the next group of messages */
     int32_t *block_done; /* (ring) steps of the compute lane after which block b is no
                             longer needed */
@@ -69,9 +66,6 @@ struct cp_two_sided {
 int cp_two_sided_rank_of(const struct cp_two_sided *t, int r, int u);
 struct cp_segment *cp_two_sided_segment_of(struct cp_two_sided *t, int b, int m);
 struct cp_block cp_two_sided_block_of(const struct cp_two_sided *t, int b, int m);
-
-/* All of a buffer. */
-struct cp_box cp_two_sided_all(const struct cp_two_sided *t, int32_t buffer);
 
 /* Buffers for dK and dV of the keys of `owner`, own heads. */
 void cp_two_sided_declare_sums(struct cp_two_sided *t, struct cp_segment *segment,
@@ -123,11 +117,6 @@ int32_t cp_two_sided_step_count(const struct cp_two_sided *t);
 /* The block of step j moves on: from the neighbour into its slot, once the block that
  * the slot held is met. */
 void cp_two_sided_pass_block(struct cp_two_sided *t, int j);
-
-/* The mask's part for this block, in the buffer that holds it here. */
-struct cp_box cp_two_sided_mask_box(const struct cp_two_sided *t,
-                                    const struct cp_segment *segment,
-                                    const struct cp_block *block);
 
 /* The last exchange: finished rows go home. results: buffers of the group's rows, own
  * heads; outs: the caller's. */

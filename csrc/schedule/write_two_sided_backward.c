@@ -7,26 +7,27 @@ enum { ROW_Q, ROW_DOUT, ROW_LSE, ROW_DELTA };
 static void grad_block(struct cp_two_sided *t, int b, int32_t dq)
 {
     struct cp_writer *w = &t->w;
+    const struct cp_row_buffers rows = {
+        .q = t->rows[ROW_Q].gathered,
+        .dout = t->rows[ROW_DOUT].gathered,
+        .lse = t->rows[ROW_LSE].gathered,
+        .delta = t->rows[ROW_DELTA].gathered,
+        .dq = dq,
+    };
     for (int m = 0; m < t->ulysses; m++) {
         struct cp_block block = cp_two_sided_block_of(t, b, m);
         const struct cp_segment *segment = cp_two_sided_segment_of(t, b, m);
         if (!cp_writer_is_live(w, w->rank, &block)) {
             continue;
         }
-        struct cp_step *step =
-            cp_build_step(&w->builder, CP_STEP_GRAD, CP_LANE_COMPUTE);
-        cp_build_after(&w->builder, step, CP_LANE_IN);
-        step->arg[CP_GRAD_DQ] = cp_two_sided_all(t, dq);
-        step->arg[CP_GRAD_DK] = cp_two_sided_all(t, segment->dk);
-        step->arg[CP_GRAD_DV] = cp_two_sided_all(t, segment->dv);
-        step->arg[CP_GRAD_Q] = cp_two_sided_all(t, t->rows[ROW_Q].gathered);
-        step->arg[CP_GRAD_K] = cp_two_sided_all(t, segment->k);
-        step->arg[CP_GRAD_V] = cp_two_sided_all(t, segment->v);
-        step->arg[CP_GRAD_DOUT] = cp_two_sided_all(t, t->rows[ROW_DOUT].gathered);
-        step->arg[CP_GRAD_LSE] = cp_two_sided_all(t, t->rows[ROW_LSE].gathered);
-        step->arg[CP_GRAD_DELTA] = cp_two_sided_all(t, t->rows[ROW_DELTA].gathered);
-        step->arg[CP_GRAD_MASK] = cp_two_sided_mask_box(t, segment, &block);
-        cp_writer_place(w, step, &block);
+        struct cp_key_boxes keys = {
+            .k = cp_writer_box(w, segment->k),
+            .v = cp_writer_box(w, segment->v),
+            .mask = cp_writer_mask_box(w, segment->mask, w->heads.first, &block),
+            .dk = cp_writer_box(w, segment->dk),
+            .dv = cp_writer_box(w, segment->dv),
+        };
+        cp_writer_grad(w, &rows, &keys, &block);
     }
     t->block_done[b] = w->builder.lane_steps[CP_LANE_COMPUTE];
 }
@@ -85,16 +86,16 @@ static void collect_sums(struct cp_two_sided *t, int32_t dk, int32_t dv)
         const struct cp_segment *sums =
             m == w->u ? cp_two_sided_segment_of(t, w->r, m) : &t->exchange[m].sums;
         struct cp_box to_k =
-            cp_writer_heads(cp_two_sided_all(t, dk), w->plan->kv_heads[m]);
+            cp_writer_heads(cp_writer_box(w, dk), w->plan->kv_heads[m]);
         struct cp_box to_v =
-            cp_writer_heads(cp_two_sided_all(t, dv), w->plan->kv_heads[m]);
+            cp_writer_heads(cp_writer_box(w, dv), w->plan->kv_heads[m]);
         cp_build_after(b,
                        cp_build_move(b, CP_STEP_REDUCE, CP_LANE_IN, to_k,
-                                     cp_two_sided_all(t, sums->dk)),
+                                     cp_writer_box(w, sums->dk)),
                        CP_LANE_COMPUTE);
         cp_build_after(b,
                        cp_build_move(b, CP_STEP_REDUCE, CP_LANE_IN, to_v,
-                                     cp_two_sided_all(t, sums->dv)),
+                                     cp_writer_box(w, sums->dv)),
                        CP_LANE_COMPUTE);
     }
 }
@@ -108,8 +109,8 @@ static void return_queries(struct cp_two_sided *t, int32_t sum)
                          ? dq
                          : cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DQ,
                                           w->rows.count, w->heads.count);
-    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE,
-                  cp_two_sided_all(t, result), cp_two_sided_all(t, sum));
+    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, result),
+                  cp_writer_box(w, sum));
     if (t->ulysses > 1) {
         cp_two_sided_exchange_out(t, &role, &result, &dq, 1);
     }

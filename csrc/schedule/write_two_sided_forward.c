@@ -10,15 +10,10 @@ static void attend_block(struct cp_two_sided *t, int b, int32_t state)
         if (!cp_writer_is_live(w, w->rank, &block)) {
             continue;
         }
-        struct cp_step *step =
-            cp_build_step(&w->builder, CP_STEP_ATTEND, CP_LANE_COMPUTE);
-        cp_build_after(&w->builder, step, CP_LANE_IN);
-        step->arg[CP_ATTEND_STATE] = cp_two_sided_all(t, state);
-        step->arg[CP_ATTEND_Q] = cp_two_sided_all(t, t->rows[0].gathered);
-        step->arg[CP_ATTEND_K] = cp_two_sided_all(t, segment->k);
-        step->arg[CP_ATTEND_V] = cp_two_sided_all(t, segment->v);
-        step->arg[CP_ATTEND_MASK] = cp_two_sided_mask_box(t, segment, &block);
-        cp_writer_place(w, step, &block);
+        cp_writer_attend(w, state, t->rows[0].gathered, cp_writer_box(w, segment->k),
+                         cp_writer_box(w, segment->v),
+                         cp_writer_mask_box(w, segment->mask, w->heads.first, &block),
+                         &block);
     }
     t->block_done[b] = w->builder.lane_steps[CP_LANE_COMPUTE];
 }
@@ -26,7 +21,7 @@ static void attend_block(struct cp_two_sided *t, int b, int32_t state)
 static void finish_rows(struct cp_two_sided *t, int32_t state, int32_t out, int32_t lse)
 {
     struct cp_writer *w = &t->w;
-    bool wants_lse = w->call->want_lse != 0;
+    bool wants_lse = lse != CP_NO_BUFFER;
     bool is_shared = t->ulysses > 1;
     int32_t results[2] = {out, lse};
     const int32_t outs[2] = {out, lse};
@@ -35,16 +30,7 @@ static void finish_rows(struct cp_two_sided *t, int32_t state, int32_t out, int3
         results[i] = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, roles[i],
                                     w->rows.count, w->heads.count);
     }
-    struct cp_box whole = cp_two_sided_all(t, state);
-    if (!cp_box_is_empty(&whole)) {
-        struct cp_step *step =
-            cp_build_step(&w->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
-        step->arg[CP_FINISH_STATE] = whole;
-        step->arg[CP_FINISH_OUT] = cp_two_sided_all(t, results[0]);
-        if (wants_lse) {
-            step->arg[CP_FINISH_LSE] = cp_two_sided_all(t, results[1]);
-        }
-    }
+    cp_writer_finish(w, state, results[0], results[1]);
     if (is_shared) {
         cp_two_sided_exchange_out(t, roles, results, outs, wants_lse ? 2 : 1);
     }
@@ -62,9 +48,7 @@ enum cp_code cp_write_two_sided_forward(const struct cp_plan *plan, int rank,
     int32_t k = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K);
     int32_t v = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V);
     int32_t result = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);
-    int32_t lse = w->call->want_lse != 0
-                      ? cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE)
-                      : 0;
+    int32_t lse = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE);
     cp_two_sided_exchange_in(&t, k, v);
     int32_t state = cp_writer_rows(w, &w->scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,
                                    w->rows.count, w->heads.count);

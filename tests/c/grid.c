@@ -7,7 +7,7 @@
 
 #include "plan/agree.h"
 
-enum { FACTORINGS = 50, OPS = 3, ROADS = 3, VARIANTS = 2 };
+enum { FACTORINGS = 50, OPS = 4, ROADS = 3, VARIANTS = 2 };
 
 /* splitmix64, as in test.h. */
 static uint64_t next(uint64_t *state)
@@ -154,17 +154,20 @@ static void draw_attention(uint64_t *state, struct grid_case *grid, bool is_even
     }
 }
 
-static void draw_gather(uint64_t *state, struct grid_case *grid)
+static void draw_cut(uint64_t *state, struct grid_case *grid)
 {
     int64_t rows[GRID_MAX_WORLD] = {0};
     struct cp_call *call = &grid->records[0].call;
-    call->dtype = one_in(state, 3) ? CP_DTYPE_INT64 : (int32_t)draw_dtype(state);
+    bool is_gather = call->op == CP_OP_GATHER;
+    call->dtype =
+        is_gather && one_in(state, 3) ? CP_DTYPE_INT64 : (int32_t)draw_dtype(state);
     call->ndim = 3;
     call->dim = (int32_t)draw(state, 0, 2);
     for (int axis = 0; axis < call->ndim; axis++) {
         call->extent[axis] = axis == call->dim ? 0 : draw(state, 1, 3);
     }
     draw_rows(state, grid->world, false, rows);
+    call->extent[call->dim] = is_gather ? 0 : sum(rows, grid->world);
     for (int rank = 0; rank < grid->world; rank++) {
         grid->records[rank].sizes[CP_SIZE_ROWS] = rows[rank];
     }
@@ -174,7 +177,7 @@ static void make(int ring, int ulysses, int64_t rest, int64_t number, uint64_t s
                  struct grid_case *out)
 {
     static const enum cp_op ops[OPS] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD,
-                                        CP_OP_GATHER};
+                                        CP_OP_GATHER, CP_OP_REDUCE_SCATTER};
     uint64_t state = seed ^ (uint64_t)number * 0xd1342543de82ef95u;
     int64_t road = rest / OPS % ROADS;
     /* An own row axis with an own key axis cannot be placed: draw until all ranks agree. */
@@ -193,7 +196,7 @@ static void make(int ring, int ulysses, int64_t rest, int64_t number, uint64_t s
         if (call->op == CP_OP_ATTENTION || call->op == CP_OP_ATTENTION_BACKWARD) {
             draw_attention(&state, out, call->variant == CP_EVEN);
         } else {
-            draw_gather(&state, out);
+            draw_cut(&state, out);
         }
         for (int rank = 1; rank < out->world; rank++) {
             out->records[rank].call = *call;
@@ -234,7 +237,7 @@ static int print_rows(const struct grid_case *grid, enum cp_size size, char *tex
 void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
 {
     const struct cp_call *call = &grid->records[0].call;
-    bool is_cut = call->op == CP_OP_GATHER;
+    bool is_cut = call->op == CP_OP_GATHER || call->op == CP_OP_REDUCE_SCATTER;
     char what[160];
     char rows[2][64];
     cp_call_print(&grid->records[0], what, sizeof what);

@@ -247,6 +247,7 @@ static void run_oracle(struct scene *s)
                                   .dk = s->plain[CP_TENSOR_DK],
                                   .dv = s->plain[CP_TENSOR_DV]};
     oracle_run(&in, ORACLE_F64, ORACLE_F64, &truth);
+    s->ds_size = truth.ds_size;
     oracle_run(&in, s->dtype == CP_DTYPE_FLOAT64 ? ORACLE_F64 : ORACLE_F32,
                type_of(s->dtype), &plain);
     free(dense);
@@ -521,6 +522,10 @@ static double allowed(const struct scene *s, enum cp_tensor_role role)
 {
     double plain = 0.0;
     double top = 1.0;
+    if (role == CP_TENSOR_DQ || role == CP_TENSOR_DK) {
+        /* Each term is scale * (dp - delta) * q or k, and normal numbers reach 4. */
+        top = fmax(top, 4.0 * s->scale * s->ds_size);
+    }
     for (int64_t i = 0; i < whole_count(s, role); i++) {
         double truth = s->truth[role][i];
         plain = fmax(plain, gap(s->plain[role][i], truth));

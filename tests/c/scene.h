@@ -25,6 +25,7 @@ struct scene {
     /* Numbers of the whole, dense doubles, and the truth. */
     int64_t all_rows, all_keys;
     double *q, *k, *v, *mask, *dout, *dlse;
+    double ds_size; /* oracle.h: what dq and dk are sums of differences of */
     double *truth[CP_TENSORS], *plain[CP_TENSORS]; /* OUT, LSE, DQ, DK, DV */
     /* The ranks' own tensors, by role. */
     struct cp_view tensors[SCENE_MOST_RANKS][CP_TENSORS];

@@ -119,6 +119,47 @@ TEST(promised_lengths_are_checked)
     CHECK_STR_HAS(cp_last_error()->text, "seq_lens");
 }
 
+static void parts(struct cp_record *records, enum cp_dtype dtype)
+{
+    memset(records, 0, WORLD * sizeof *records);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call = (struct cp_call){.op = CP_OP_REDUCE_SCATTER,
+                                              .dtype = (int32_t)dtype,
+                                              .ndim = 3,
+                                              .dim = 1,
+                                              .extent = {2, 6, 3},
+                                              .ring_degree = WORLD,
+                                              .ulysses_degree = 1};
+        records[rank].sizes[CP_SIZE_ROWS] = rank; /* 0 + 1 + 2 + 3 */
+    }
+}
+
+TEST(own_rows_of_a_sum_are_all_its_rows)
+{
+    struct cp_record records[WORLD];
+    parts(records, CP_DTYPE_BFLOAT16);
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    records[0].sizes[CP_SIZE_ROWS] = 1;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "6 rows along dim 1");
+    CHECK_STR_HAS(cp_last_error()->text, "are 7 together");
+    records[2].sizes[CP_SIZE_ROWS] = INT64_MAX;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 2);
+    records[2].sizes[CP_SIZE_ROWS] = -1;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 2);
+    parts(records, CP_DTYPE_FLOAT32);
+    records[3].call.extent[1] = 7;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 3);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "reduce_scatter(2x7x3 float32, dim 1, 3 own rows)");
+    parts(records, CP_DTYPE_INT64);
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_TYPE);
+    CHECK_STR_HAS(cp_last_error()->text, "int64");
+}
+
 static enum cp_code read_mask(const int64_t *rows, const int64_t *keys,
                               const int64_t *mask_rows, const int64_t *mask_keys,
                               enum cp_axis_kind *row_kind, enum cp_axis_kind *key_kind)

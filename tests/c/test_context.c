@@ -10,6 +10,7 @@
 #include "kernel/kernel_cpu.h"
 #include "ranks.h"
 #include "scene.h"
+#include "tensor/convert.h"
 #include "test.h"
 
 enum { RESERVED = 1 << 24, SCENES = 12 };
@@ -47,7 +48,6 @@ static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided
     w->timeout = 60.0;
     w->seed = test_seed;
     CHECK_EQ_I64(cp_mem_create(cp_page_bytes(w->size), "a page", &w->page), CP_OK);
-    cp_page_init(w->page, w->size);
     w->hub = is_two_sided ? double_hub_create(w->size, test_seed, 5) : NULL;
     for (int rank = 0; rank < w->size; rank++) {
         w->watch[rank] = (struct cp_watch){.bell = cp_page_bell(w->page),
@@ -355,6 +355,84 @@ TEST(thread_ranks_gather_any_sizes)
     }
 }
 
+/* ---- reduce_scatter ---- */
+
+/* Integers; bfloat16 has them, but not their sums on the way. */
+static float part_of(int round, int rank, int64_t element)
+{
+    return rank == 0 ? 512.0F : (float)((element * 7 + rank * 5 + round) % 11);
+}
+
+static void reduce_scatter_round(struct world *w, int rank, int round,
+                                 enum cp_dtype dtype)
+{
+    enum { OUTER = 3, INNER = 2, MOST_ROWS = 64 };
+    struct cp_record record = {.call = {.op = CP_OP_REDUCE_SCATTER,
+                                        .dtype = (int32_t)dtype,
+                                        .ndim = 3,
+                                        .dim = 1,
+                                        .extent = {OUTER, 0, INNER}}};
+    int64_t first = 0;
+    int64_t all = 0;
+    for (int r = 0; r < w->size; r++) {
+        int64_t own = (r * 7 + round * 3) % 5;
+        first += r < rank ? own : 0;
+        all += own;
+        record.sizes[CP_SIZE_ROWS] = r == rank ? own : record.sizes[CP_SIZE_ROWS];
+    }
+    record.call.extent[1] = all;
+    int64_t rows = record.sizes[CP_SIZE_ROWS];
+    float given[OUTER * MOST_ROWS * INNER];
+    float got[OUTER * MOST_ROWS * INNER] = {0};
+    uint16_t half[2][OUTER * MOST_ROWS * INNER];
+    bool is_half = dtype == CP_DTYPE_BFLOAT16;
+    for (int64_t i = 0; i < OUTER * all * INNER; i++) {
+        given[i] = part_of(round, rank, i);
+        half[0][i] = cp_f32_to_bf16(given[i]);
+    }
+    struct cp_view tensors[CP_TENSORS] = {{.data = NULL}};
+    CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+    CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_OK);
+    tensors[CP_TENSOR_WHOLE] =
+        cp_view_compact(is_half ? (void *)half[0] : given, dtype, OUTER, all, 1, INNER);
+    tensors[CP_TENSOR_SHARE] =
+        cp_view_compact(is_half ? (void *)half[1] : got, dtype, OUTER, rows, 1, INNER);
+    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+    for (int64_t o = 0; o < OUTER; o++) {
+        for (int64_t i = 0; i < rows * INNER; i++) {
+            float want = 0.0F;
+            for (int r = 0; r < w->size; r++) {
+                want += part_of(round, r, (o * all + first) * INNER + i);
+            }
+            float result = is_half ? cp_bf16_to_f32(half[1][o * rows * INNER + i])
+                                   : got[o * rows * INNER + i];
+            want = is_half ? cp_bf16_to_f32(cp_f32_to_bf16(want)) : want;
+            CHECK(result == want);
+        }
+    }
+}
+
+static void reduce_scatter(int rank, void *arg)
+{
+    for (int round = 0; round < 50; round++) {
+        reduce_scatter_round(arg, rank, round,
+                             round % 2 == 0 ? CP_DTYPE_FLOAT32 : CP_DTYPE_BFLOAT16);
+    }
+}
+
+TEST(thread_ranks_add_up_and_cut_any_sizes)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+            struct world w;
+            world_open(&w, shapes[i][0], shapes[i][1], is_two_sided != 0, CP_ANYTHING,
+                       0);
+            ranks_as_threads(w.size, reduce_scatter, &w);
+            world_close(&w);
+        }
+    }
+}
+
 /* ---- steady state, allocation failure, abandon ---- */
 
 static void steady(int rank, void *arg)
@@ -421,6 +499,72 @@ TEST(thread_ranks_learn_of_a_call_given_up)
     ranks_as_threads(w.size, abandon, &w);
     scene_destroy(&w.scenes[0]);
     world_close(&w);
+}
+
+/* A new signature needs memory; where it fails on one rank, no rank moves a byte, and
+ * all go on. */
+struct shortage {
+    struct world w;
+    enum cp_code codes[SCENE_MOST_RANKS];
+};
+
+static void call_short(int rank, void *arg)
+{
+    struct shortage *s = arg;
+    s->codes[rank] = call(&s->w, rank, &s->w.scenes[0], CP_OP_ATTENTION);
+}
+
+TEST(thread_ranks_agree_on_a_failed_allocation)
+{
+    static struct shortage s;
+    int failures = 0;
+    for (int64_t count = 0;; count++) {
+        world_open(&s.w, 3, 1, false, CP_EVEN, 0);
+        uint64_t seed = test_seed;
+        do {
+            scene_destroy(&s.w.scenes[0]);
+            scene_create(&s.w.scenes[0], seed++, 3, 1);
+        } while (s.w.scenes[0].variant != CP_EVEN || s.w.scenes[0].is_replicated);
+        cp_mem_fail_after(count);
+        ranks_as_threads(s.w.size, call_short, &s);
+        cp_mem_fail_after(-1);
+        bool failed = s.codes[0] != CP_OK;
+        for (int rank = 0; rank < s.w.size; rank++) {
+            CHECK_EQ_I64(s.codes[rank], failed ? CP_ERR_NO_MEMORY : CP_OK);
+        }
+        ranks_as_threads(s.w.size, call_short, &s);
+        for (int rank = 0; rank < s.w.size; rank++) {
+            CHECK_EQ_I64(s.codes[rank], CP_OK);
+        }
+        CHECK(scene_judge(&s.w.scenes[0], CP_OP_ATTENTION));
+        scene_destroy(&s.w.scenes[0]);
+        world_close(&s.w);
+        memset(&s, 0, sizeof s);
+        if (!failed) {
+            break;
+        }
+        failures += 1;
+    }
+    CHECK(failures > 10);
+}
+
+TEST(tables_of_another_version_are_refused)
+{
+    struct cp_context_config config = {
+        .ring_degree = 1, .ulysses_degree = 1, .timeout = 1.0};
+    struct cp_gate gate = {0};
+    struct cp_comm *comm = NULL;
+    struct cp_context *context = NULL;
+    REQUIRE(cp_comm_self_create(&comm) == CP_OK);
+    struct cp_comm_ops older = *comm->ops;
+    const struct cp_comm_ops *ops = comm->ops;
+    older.abi--;
+    comm->ops = &older;
+    CHECK_EQ_I64(cp_context_create(&config, &gate, comm, 0, &context), CP_ERR_INTERNAL);
+    CHECK_STR_HAS(cp_last_error()->text, "version 0 of its interface, not 1");
+    CHECK(context == NULL);
+    comm->ops = ops;
+    ops->close(&comm);
 }
 
 TEST(creation_survives_every_failed_allocation)

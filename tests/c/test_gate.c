@@ -60,7 +60,6 @@ static bool rig_init(struct rig *rig, int world, int rounds)
         return false;
     }
     rig->page = page;
-    cp_page_init(page, world);
     return true;
 }
 

@@ -1,6 +1,8 @@
 /* The meeting: real processes, late and in every order, among strangers, with deaths;
  * and ranks as threads. */
 #include "control/meet.c"
+#include "control/meet_fork.c"
+#include "control/meet_wire.c"
 #include "ranks.h"
 #include "test.h"
 
@@ -112,7 +114,7 @@ TEST(threads_2_to_6)
     }
     CHECK_EQ_I64(count_fds(), before);
     CHECK_EQ_I64(cp_mem_stats().live_blocks, 0);
-    CHECK(meetings == NULL);
+    CHECK(fork_entries == NULL);
 }
 
 TEST(processes_6)
@@ -194,8 +196,8 @@ TEST(a_rank_twice)
 
 TEST(other_keys_and_worlds_do_not_meet)
 {
-    struct hash a = hash_of("a", 2), b = hash_of("b", 2), c = hash_of("a", 3),
-                again = hash_of("a", 2);
+    struct cp_wire_hash a = cp_wire_hash_of("a", 2), b = cp_wire_hash_of("b", 2),
+                        c = cp_wire_hash_of("a", 3), again = cp_wire_hash_of("a", 2);
     CHECK(memcmp(&a, &b, sizeof a) != 0);
     CHECK(memcmp(&a, &c, sizeof a) != 0);
     CHECK_EQ_BYTES(&a, &again, sizeof a);
@@ -247,21 +249,21 @@ enum garbage {
     GARBAGE_COUNT
 };
 
-static int connect_stranger(const struct cp_meeting *target, int rank)
+static int connect_stranger(const struct cp_wire *target, int rank)
 {
     struct sockaddr_un name;
-    socklen_t size = name_of(target, rank, &name);
-    int fd = open_socket();
+    socklen_t size = cp_wire_name(&target->hash, rank, &name);
+    int fd = cp_wire_open();
     for (int i = 0; i < 5000 && connect(fd, (struct sockaddr *)&name, size) != 0; i++) {
         ranks_sleep_us(500);
     }
     return fd;
 }
 
-static void say(int fd, struct cp_meeting *as, enum garbage garbage,
+static void say(int fd, const struct cp_wire *as, enum garbage garbage,
                 const struct cp_hello *hello)
 {
-    struct cp_meeting liar = *as;
+    struct cp_wire liar = *as;
     char bytes[4000];
     memset(bytes, 7, sizeof bytes);
     switch (garbage) {
@@ -276,24 +278,24 @@ static void say(int fd, struct cp_meeting *as, enum garbage garbage,
         break;
     case WRONG_HASH:
         liar.hash.word[1]++;
-        (void)send_hello(&liar, fd, 0, hello);
+        (void)cp_wire_send(&liar, fd, 0, hello);
         break;
     case WRONG_TARGET:
-        (void)send_hello(&liar, fd, 1, hello);
+        (void)cp_wire_send(&liar, fd, 1, hello);
         break;
     case OWN_RANK:
         liar.rank = 0;
-        liar.page_fd = liar.own_window_fd;
-        (void)send_hello(&liar, fd, 0, hello);
+        liar.page_fd = liar.window_fd;
+        (void)cp_wire_send(&liar, fd, 0, hello);
         break;
     case NO_WINDOW: {
-        struct message message = {.hash = as->hash, .from = 1, .to = 0};
+        struct cp_wire_message message = {.hash = as->hash, .from = 1, .to = 0};
         (void)!send(fd, &message, sizeof message, MSG_NOSIGNAL);
         break;
     }
     case MANY_FDS: {
         /* As rank 0 does, but rank 1 has one descriptor to send. */
-        struct message message = {.hash = as->hash, .from = 1, .to = 0};
+        struct cp_wire_message message = {.hash = as->hash, .from = 1, .to = 0};
         struct iovec part = {.iov_base = &message, .iov_len = sizeof message};
         union {
             struct cmsghdr align;
@@ -309,7 +311,7 @@ static void say(int fd, struct cp_meeting *as, enum garbage garbage,
         rights->cmsg_type = SCM_RIGHTS;
         rights->cmsg_len = CMSG_LEN(100 * sizeof(int));
         for (int i = 0; i < 100; i++) {
-            memcpy(CMSG_DATA(rights) + (size_t)i * sizeof(int), &as->own_window_fd,
+            memcpy(CMSG_DATA(rights) + (size_t)i * sizeof(int), &as->window_fd,
                    sizeof(int));
         }
         (void)!sendmsg(fd, &header, MSG_NOSIGNAL);
@@ -338,11 +340,11 @@ static void body_among_strangers(int rank, void *arg)
         atomic_fetch_add(&strangers->have_met, 1);
         return;
     }
-    struct cp_meeting target = {.rank = 1, .world = strangers->world, .page_fd = -1};
+    struct cp_wire target = {.rank = 1, .world = strangers->world, .page_fd = -1};
     struct cp_hello hello = {.bytes = {9}};
     int fds[200];
-    target.hash = hash_of(key, strangers->world);
-    target.own_window_fd = memfd_create("stranger", MFD_CLOEXEC);
+    target.hash = cp_wire_hash_of(key, strangers->world);
+    target.window_fd = memfd_create("stranger", MFD_CLOEXEC);
     for (int i = 0; i < strangers->count; i++) {
         fds[i] = connect_stranger(&target, 0);
         say(fds[i], &target,
@@ -358,7 +360,7 @@ static void body_among_strangers(int rank, void *arg)
     for (int i = 0; i < strangers->count; i++) {
         (void)close(fds[i]);
     }
-    (void)close(target.own_window_fd);
+    (void)close(target.window_fd);
 }
 
 static void check_strangers(bool only_silent)
@@ -385,12 +387,12 @@ TEST(more_silent_strangers_than_there_are_places)
 /* Another user knows the name and says everything right, as rank 1. */
 static void body_other_user(int rank, void *arg)
 {
-    struct cp_meeting *target = arg;
+    struct cp_wire *target = arg;
     struct cp_hello hello = {.bytes = {9}};
     (void)rank;
     if (CHECK(setresuid(65534, 65534, 65534) == 0)) {
         int fd = connect_stranger(target, 0);
-        (void)send_hello(target, fd, 0, &hello);
+        (void)cp_wire_send(target, fd, 0, &hello);
         ranks_sleep_us(300000);
     }
 }
@@ -408,15 +410,15 @@ TEST(other_users_are_not_let_in)
     if (geteuid() != 0) {
         TEST_SKIP("only root can play another user");
     }
-    struct cp_meeting target = {.rank = 1,
-                                .world = 2,
-                                .page_fd = -1,
-                                .hash = hash_of(key_of(getpid(), "users"), 2)};
-    target.own_window_fd = memfd_create("stranger", MFD_CLOEXEC);
+    struct cp_wire target = {.rank = 1,
+                             .world = 2,
+                             .page_fd = -1,
+                             .hash = cp_wire_hash_of(key_of(getpid(), "users"), 2)};
+    target.window_fd = memfd_create("stranger", MFD_CLOEXEC);
     pid_t other = ranks_start_process(0, body_other_user, &target);
     ranks_as_threads(2, body_admits_own_user, NULL);
     CHECK_EQ_I64(ranks_end_of_process(other), 0);
-    (void)close(target.own_window_fd);
+    (void)close(target.window_fd);
 }
 
 /* Death. A rank's child lives on; its parent's end must show all the same. */
@@ -437,7 +439,7 @@ static void body_mortal(int rank, void *arg)
         pid_t child = fork();
         if (child == 0) {
             /* The child holds no connection, no page, no window. */
-            bool is_clean = meeting->page == NULL && meeting->own_window_fd == -1 &&
+            bool is_clean = meeting->page == NULL && meeting->self.window_fd == -1 &&
                             meeting->peer[0].fd == -1 && cp_meeting_is_dead(meeting, 0);
             cp_meeting_close(&meeting);
             (void)fcntl(args.window_fd, F_GETFD);
@@ -580,11 +582,12 @@ static void body_forks(int rank, void *arg)
         while (!atomic_load(stop)) {
             pid_t child = fork();
             if (child == 0) {
-                for (struct cp_meeting *meeting = meetings; meeting != NULL;
-                     meeting = meeting->next) {
+                for (struct cp_fork_entry *entry = fork_entries; entry != NULL;
+                     entry = entry->next) {
+                    const struct cp_meeting *meeting = (struct cp_meeting *)entry;
                     bool is_clean = meeting->listener == -1 && meeting->page == NULL &&
                                     meeting->stranger_count == 0;
-                    for (int peer = 0; peer < meeting->world; peer++) {
+                    for (int peer = 0; peer < meeting->self.world; peer++) {
                         is_clean = is_clean && meeting->peer[peer].fd == -1 &&
                                    meeting->peer[peer].window_fd == -1;
                     }

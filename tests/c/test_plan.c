@@ -83,17 +83,17 @@ TEST(every_failed_allocation_leaves_nothing)
     }
 }
 
-TEST(a_gather_has_outer_rows_and_inner)
+static void check_cut(enum cp_op op)
 {
     struct cp_record records[WORLD];
     struct cp_plan *plan = NULL;
     memset(records, 0, sizeof records);
     for (int rank = 0; rank < WORLD; rank++) {
-        records[rank].call = (struct cp_call){.op = CP_OP_GATHER,
+        records[rank].call = (struct cp_call){.op = (int32_t)op,
                                               .dtype = CP_DTYPE_INT64,
                                               .ndim = 4,
                                               .dim = 2,
-                                              .extent = {2, 3, 0, 5},
+                                              .extent = {2, 3, 27, 5},
                                               .ring_degree = 3,
                                               .ulysses_degree = 2};
         records[rank].sizes[CP_SIZE_ROWS] = 7 - rank;
@@ -103,4 +103,10 @@ TEST(a_gather_has_outer_rows_and_inner)
     CHECK_EQ_I64(plan->inner, 5);
     CHECK_EQ_I64(plan->cut[2].first, 13);
     cp_plan_destroy(&plan);
+}
+
+TEST(what_is_cut_has_outer_rows_and_inner)
+{
+    check_cut(CP_OP_GATHER);
+    check_cut(CP_OP_REDUCE_SCATTER);
 }

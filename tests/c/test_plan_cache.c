@@ -17,11 +17,10 @@ static struct cp_record gather_of(int64_t rows)
 static void add(struct cp_plan_cache *cache, int64_t rows)
 {
     struct cp_record record = gather_of(rows);
-    struct cp_plan *plan = NULL;
-    struct cp_schedule *schedule = NULL;
-    CHECK_EQ_I64(cp_plan_create(&record, 1, NULL, &plan), CP_OK);
-    CHECK_EQ_I64(cp_schedule_create(plan, 0, CP_PULL, &schedule), CP_OK);
-    CHECK(cp_plan_cache_add(cache, plan, schedule, NULL)->plan == plan);
+    struct cp_plan_entry entry = {.plan = NULL};
+    CHECK_EQ_I64(cp_plan_create(&record, 1, NULL, &entry.plan), CP_OK);
+    CHECK_EQ_I64(cp_schedule_create(entry.plan, 0, CP_PULL, &entry.schedule), CP_OK);
+    CHECK(cp_plan_cache_add(cache, &entry)->plan == entry.plan);
 }
 
 static bool has(struct cp_plan_cache *cache, int64_t rows)

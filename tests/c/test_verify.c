@@ -393,16 +393,19 @@ static void try_fault(struct set *set, int rank, int32_t index, enum fault fault
 static bool is_worth_breaking(const struct grid_case *grid)
 {
     const struct cp_call *call = &grid->records[0].call;
+    bool is_sum = call->op == CP_OP_REDUCE_SCATTER;
+    enum cp_size own = is_sum ? CP_SIZE_ROWS : CP_SIZE_Q_ROWS;
     bool has_rows = grid->world >= 2 && grid->world <= 4;
     int64_t rows = 0;
     int64_t keys = 0;
     for (int rank = 0; rank < grid->world; rank++) {
-        has_rows = has_rows && grid->records[rank].sizes[CP_SIZE_Q_ROWS] > 0;
-        rows += grid->records[rank].sizes[CP_SIZE_Q_ROWS];
+        has_rows = has_rows && grid->records[rank].sizes[own] > 0;
+        rows += grid->records[rank].sizes[own];
         keys += grid->records[rank].sizes[CP_SIZE_KV_ROWS];
     }
-    return has_rows && keys > 0 && rows >= keys && call->op != CP_OP_GATHER &&
-           call->heads >= call->ulysses_degree;
+    bool has_attention =
+        keys > 0 && rows >= keys && call->heads >= call->ulysses_degree;
+    return has_rows && (is_sum || has_attention);
 }
 
 /* Every fault of some steps; of the many boxes fewer. */
@@ -483,6 +486,23 @@ static void plant(struct grid_case *grid, enum cp_op op, int ring,
         grid->records[rank].sizes[CP_SIZE_KV_ROWS] = 2;
         grid->records[rank].sizes[CP_SIZE_MASK_ROWS] = 2;
         grid->records[rank].sizes[CP_SIZE_MASK_KEYS] = 8;
+    }
+}
+
+/* Four ranks give a tensor of 2 x 8 x 3, of which each gets two rows. */
+static void plant_sum(struct grid_case *grid, int ring, enum cp_transport transport)
+{
+    *grid = (struct grid_case){.world = 4, .transport = transport};
+    for (int rank = 0; rank < grid->world; rank++) {
+        grid->records[rank].call = (struct cp_call){.op = CP_OP_REDUCE_SCATTER,
+                                                    .dtype = CP_DTYPE_BFLOAT16,
+                                                    .ndim = 3,
+                                                    .dim = 1,
+                                                    .extent = {2, 8, 3},
+                                                    .variant = CP_ANYTHING,
+                                                    .ring_degree = ring,
+                                                    .ulysses_degree = 4 / ring};
+        grid->records[rank].sizes[CP_SIZE_ROWS] = 2;
     }
 }
 
@@ -716,7 +736,7 @@ static void shorter_message(struct cp_schedule *const *s)
 static void send_on_other_lane(struct cp_schedule *const *s)
 {
     struct cp_step *step = the_step(s, 1, CP_STEP_SEND, 2);
-    step->lane = CP_LANE_CONTROL;
+    step->lane = step->lane == CP_LANE_IN ? CP_LANE_OUT : CP_LANE_IN;
     for (int32_t i = 0; i < s[1]->step_count; i++) {
         memset(s[1]->steps[i].after, 0, sizeof s[1]->steps[i].after);
     }
@@ -730,6 +750,35 @@ static void change_group(struct cp_schedule *const *s)
             s[rank]->steps[i].group = i;
         }
     }
+}
+
+static void rows_of_another(struct cp_schedule *const *s)
+{
+    the_step(s, 1, CP_STEP_REDUCE, 0)->arg[CP_ARG_SRC].first[1] += 2;
+}
+
+static void two_parts_of_one(struct cp_schedule *const *s)
+{
+    the_step(s, 1, CP_STEP_REDUCE, 1)->arg[CP_ARG_SRC] =
+        the_step(s, 1, CP_STEP_REDUCE, 0)->arg[CP_ARG_SRC];
+}
+
+static void start_again(struct cp_schedule *const *s)
+{
+    the_step(s, 1, CP_STEP_REDUCE, 1)->op = CP_STEP_COPY;
+}
+
+static void leave_early(struct cp_schedule *const *s)
+{
+    swap_steps(s[1], find_step(s[1], CP_STEP_REDUCE, -1),
+               find_step(s[1], CP_STEP_COPY, -1));
+}
+
+/* The sum is kept in the dtype of the call, and taken up again from there. */
+static void round_the_sum(struct cp_schedule *const *s)
+{
+    int32_t sum = the_step(s, 1, CP_STEP_REDUCE, 0)->arg[CP_ARG_DST].buffer;
+    s[1]->buffers[sum].dtype = CP_DTYPE_BFLOAT16;
 }
 
 static void other_rank(struct cp_schedule *const *s)
@@ -817,6 +866,22 @@ static const struct planted planted[] = {
      "rank 0 step", "does not receive"},
     {"grad dropped, two-sided", drop_grad, CP_OP_ATTENTION_BACKWARD, 4, CP_TWO_SIDED,
      "rank ", "has 6 of 7 keys"},
+    {"part left out", drop_reduce, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 1",
+     "has 3 of 4 ranks"},
+    {"part added twice", repeat_reduce, CP_OP_REDUCE_SCATTER, 2, CP_PULL, "rank 1 step",
+     "has already"},
+    {"another rank's part", two_parts_of_one, CP_OP_REDUCE_SCATTER, 1, CP_TWO_SIDED,
+     "rank 1 step", "has already"},
+    {"another rank's rows", rows_of_another, CP_OP_REDUCE_SCATTER, 4, CP_PULL,
+     "rank 1 step", "not whole of row"},
+    {"sum begun again", start_again, CP_OP_REDUCE_SCATTER, 4, CP_TWO_SIDED, "rank 1",
+     "has 2 of 4 ranks"},
+    {"sum returned early", leave_early, CP_OP_REDUCE_SCATTER, 4, CP_TWO_SIDED, "rank 1",
+     "has 3 of 4 ranks"},
+    {"sum rounded", round_the_sum, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 1 step",
+     "cannot take float32"},
+    {"part read unawaited", drop_await, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 2 step",
+     "nothing orders the two"},
     {"another rank's", other_rank, CP_OP_ATTENTION, 4, CP_PULL, "rank 1",
      "schedule of rank 2"},
 };
@@ -829,7 +894,11 @@ TEST(planted_faults)
         struct set set;
         struct set right;
         struct cp_verify_report report = {0, 0, 0};
-        plant(&grid, fault->op, fault->ring, fault->transport);
+        if (fault->op == CP_OP_REDUCE_SCATTER) {
+            plant_sum(&grid, fault->ring, fault->transport);
+        } else {
+            plant(&grid, fault->op, fault->ring, fault->transport);
+        }
         REQUIRE(set_create(&set, &grid) && set_create(&right, &grid));
         TEST_CONTEXT("%s", fault->what);
         /* In the second call, the first being right: the sentence must say so. */

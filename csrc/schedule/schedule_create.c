@@ -1,0 +1,43 @@
+/* Which writer makes the schedule of a plan. Apart from schedule.c, on which the writers
+ * stand. */
+#include "schedule/write.h"
+
+static enum cp_code write_attention(const struct cp_plan *plan, int rank,
+                                    enum cp_transport transport,
+                                    struct cp_schedule **out)
+{
+    bool is_forward = plan->signature.call.op == CP_OP_ATTENTION;
+    if (plan->signature.call.kv_replicated != 0) {
+        return is_forward ? cp_write_replicated_forward(plan, rank, out)
+                          : cp_write_replicated_backward(plan, rank, out);
+    }
+    if (transport == CP_PULL) {
+        return is_forward ? cp_write_pull_forward(plan, rank, out)
+                          : cp_write_pull_backward(plan, rank, out);
+    }
+    return is_forward ? cp_write_two_sided_forward(plan, rank, out)
+                      : cp_write_two_sided_backward(plan, rank, out);
+}
+
+enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
+                                enum cp_transport transport, struct cp_schedule **out)
+{
+    switch ((enum cp_op)plan->signature.call.op) {
+    case CP_OP_ATTENTION:
+    case CP_OP_ATTENTION_BACKWARD:
+        return write_attention(plan, rank, transport, out);
+    case CP_OP_GATHER:
+        return transport == CP_PULL ? cp_write_gather_pull(plan, rank, out)
+                                    : cp_write_gather_two_sided(plan, rank, out);
+    case CP_OP_REDUCE_SCATTER:
+        return transport == CP_PULL
+                   ? cp_write_reduce_scatter_pull(plan, rank, out)
+                   : cp_write_reduce_scatter_two_sided(plan, rank, out);
+    case CP_OP_SHARD:
+    case CP_OP_AGREE:
+    case CP_OP_NONE:
+        break;
+    }
+    return cp_fail(CP_ERR_INTERNAL, "operation %d has no schedule",
+                   (int)plan->signature.call.op);
+}
