@@ -19,6 +19,8 @@ _LAZY = {
     "ContextParallelOutput": "plan",
     "disable_parallelism": "enable",
     "enable_parallelism": "enable",
+    "install": "install",
+    "uninstall": "install",
 }
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "disable_parallelism",
     "enable_parallelism",
     "init",
+    "install",
+    "uninstall",
 ]
 
 

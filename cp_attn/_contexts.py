@@ -11,6 +11,7 @@ _lock = threading.RLock()
 _contexts = {}
 _counts = Counter()
 _pid = os.getpid()
+_is_fork = False  # of a process that has met other ranks: its place among them is taken
 
 # The fields of a config, less the mesh: what ranks can compare.
 COMPARED = (
@@ -37,6 +38,8 @@ def read_config(config):
     """
     if isinstance(config, _C.ContextParallelConfig):
         return config
+    if isinstance(config, type):
+        raise TypeError(f"config is the class {config.__name__}; one of its objects is needed")
     if getattr(config, "tensor_parallel_config", None) is not None or hasattr(config, "tp_degree"):
         raise ValueError("the config carries a tensor-parallel config; cp_attn splits the sequence only")
     if hasattr(config, "context_parallel_config"):
@@ -72,23 +75,50 @@ def init(config):
     RuntimeError
         No launcher says which rank this is.
     ValueError
-        The degrees do not fit the number of ranks or the mesh.
+        The degrees do not fit the number of ranks or the mesh, or the ranks came with different configs.
+    TypeError
+        `config` is no config.
     NotImplementedError
         The ranks are on more than one host.
     CommTimeout
         A rank did not appear.
+
+    Notes
+    -----
+    What one rank finds wrong is raised on all ranks.
 
     Examples
     --------
     >>> with cp_attn.init(cp_attn.ContextParallelConfig(ring_degree=2)) as ctx:  # doctest: +SKIP
     ...     local = ctx.shard(x, 1)
     """
-    config = read_config(config)
-    place = _ranks.place(config)
+    return meet(config)
+
+
+def meet(config, error=None):
+    """Return a new context of a config; `error` is what this rank has found wrong already, or None.
+
+    Whatever one rank has found wrong, here or before, is raised on all ranks: a rank that has an error goes to the
+    meeting all the same, to tell it. Only where it cannot know whom to meet (a wrong mesh, several hosts) it raises
+    alone.
+    """
+    if _is_fork:
+        raise RuntimeError(
+            "this process is a fork of one that has contexts, whose place among the ranks it cannot take; "
+            "start processes that are ranks with spawn, or before the first context is made"
+        )
+    try:
+        config = read_config(config)
+        place = _ranks.place(config)
+    except Exception as found:
+        error = error or found
+        place = _ranks.whole_job() if getattr(config, "mesh", None) is None else None
+        if place is None:
+            raise error from None
     with _lock:
         count = _counts[place.job, frozenset(place.members)]
         _counts[place.job, frozenset(place.members)] += 1
-    return _C.Context(config, rank=place.rank, world=place.world, key=place.key(count))
+    return _C.Context(config, rank=place.rank, world=place.world, key=place.key(count), error=error)
 
 
 def context_for(config):
@@ -117,6 +147,11 @@ def close(config):
         context.close()
 
 
+def _note_fork():
+    global _is_fork
+    _is_fork = _is_fork or bool(_counts)
+
+
 def _close_all():
     if os.getpid() != _pid:
         return  # a forked child: the contexts are its parent's
@@ -125,3 +160,4 @@ def _close_all():
 
 
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_note_fork)

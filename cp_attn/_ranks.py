@@ -182,6 +182,15 @@ def _torch_job(job):
     return Job("torch.distributed", rank, world, world if job is None else job.local_world, f"torch {word}")
 
 
+def whole_job(environ=None):
+    """Return this process's `Place` among all ranks of its job, or None: it has no job, or one of several hosts."""
+    try:
+        job = _torch_job(discover(os.environ if environ is None else environ, os.getppid()))
+        return None if job is None else region(job, job.world, 1)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def place(config, environ=None):
     """Return this process's `Place` for a config.
 

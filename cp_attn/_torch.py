@@ -47,7 +47,7 @@ class _AttentionGrad(torch.autograd.Function):
     def forward(ctx, dout, dlse, q, k, v, out, lse, mask, foreign_mask, call):
         context, is_causal, scale, enable_gqa, kv = call
         mask = foreign_mask if mask is None else mask
-        return _C.attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, kv)
+        return _C._attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, kv)
 
     @staticmethod
     def backward(ctx, *grads):

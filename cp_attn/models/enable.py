@@ -2,6 +2,7 @@
 
 import hashlib
 
+from torch import tensor
 from torch.nn import Module
 
 from .. import _contexts
@@ -43,24 +44,32 @@ def enable_parallelism(model, config, *, cp_plan=None):
     -----
     If one rank raises, all ranks raise, with the same reason and the rank that found it.
 
+    Gradients: let every rank compute the same loss from the whole output. The gradient of a parameter is then the sum
+    of the ranks' gradients, which the training loop takes (`docs/training.md`). The gradient of a tensor that is split
+    is its own slice's; that of one that is whole on every rank is the sum over the ranks of what each of them holds.
+    Where a plan gathers nothing, outputs stay split, and each rank's loss is its own part of the sum.
+
     Examples
     --------
     >>> config = cp_attn.ContextParallelConfig(ring_degree=2)  # doctest: +SKIP
     >>> cp_attn.enable_parallelism(pipe.transformer, config)  # doctest: +SKIP
     """
-    config = _contexts.read_config(config)
-    model = _inner(model)
-    old = _enabled(model)
-    if old is not None and not old.context.closed:
-        # The ranks have a context in common already: they agree on what comes next before any of them moves.
-        plan, modules = _agreed(old.context, model, config, cp_plan)
-        if (old.config, old.plan) == (config, plan):
-            return
-    context = _contexts.init(config)
+    model, error, plan, modules = _inner(model), None, None, None
     try:
-        plan, modules = _agreed(context, model, config, cp_plan)
-        if old is not None:
-            disable_parallelism(model)
+        config = _contexts.read_config(config)
+        plan, modules = _checked(model, config, cp_plan)
+    except Exception as found:
+        error = found
+    # A new context even for a model that is enabled: whether it is may differ between ranks, and all must meet.
+    context = _contexts.meet(config, error)
+    try:
+        context.agree(None, _summary(model, config, plan))
+        old = _enabled(model)
+        is_same = old is not None and not old.context.closed and (old.config, old.plan) == (config, plan)
+        if context.gather(tensor([is_same]), 0).all():
+            context.close()
+            return
+        disable_parallelism(model)
         Parallel(model, config, context, plan, modules).commit()
     except BaseException:
         context.close()
@@ -91,18 +100,6 @@ def _inner(model):
 def _enabled(model):
     found = getattr(model, "_parallel_config", None)
     return found if isinstance(found, Parallel) else None
-
-
-def _agreed(context, model, config, cp_plan):
-    """Return the plan and the attention modules once all ranks have found nothing wrong and want the same."""
-    error, text, plan, modules = None, "", None, None
-    try:
-        plan, modules = _checked(model, config, cp_plan)
-        text = _summary(model, config, plan)
-    except Exception as found:
-        error = found
-    context.agree(error, text)
-    return plan, modules
 
 
 def _checked(model, config, cp_plan):

@@ -5,7 +5,7 @@ import warnings
 import torch
 
 from . import outputs
-from .exchange import gather, part, split
+from .exchange import gather, leave, part, split
 from .plan import Axis, LocalTail
 from .resolve import parameters, position
 
@@ -54,7 +54,11 @@ class ModuleHook:
                 for i, where, x, axis in self._chosen(output, dict(enumerate(self._plan.gathers)))
                 if self._fits(where, x, axis)
             ]
-        return outputs.replaced(output, {i: gather(self._parallel.context, x, axis.dim) for i, x, axis in chosen})
+        context = self._parallel.context
+        output = outputs.replaced(output, {i: gather(context, x, axis.dim) for i, x, axis in chosen})
+        if not self._path and self._parallel.is_whole_outside:
+            output = outputs.mapped(lambda x: leave(context, x), output)
+        return output
 
     def _arguments(self, args, kwargs):
         return {**dict(zip(self._names, args, strict=False)), **kwargs}

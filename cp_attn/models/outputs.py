@@ -6,13 +6,28 @@ import dataclasses
 
 def elements(output):
     """Return the elements that a plan's indices mean; a single value is element 0."""
+    found = _elements(output)
+    return [output] if found is None else found
+
+
+def _elements(output):
+    """Return the elements of a value that has some, else None."""
     if isinstance(output, (list, tuple)):
         return list(output)
     if hasattr(output, "keys"):
         return [output[key] for key in output.keys()]
     if dataclasses.is_dataclass(output):
         return [getattr(output, f.name) for f in dataclasses.fields(output)]
-    return [output]
+    return None
+
+
+def mapped(function, output):
+    """Return an output of the same type with `function` applied to all single values in it, however deep."""
+    found = _elements(output)
+    if found is None:
+        return function(output)
+    values = [mapped(function, value) for value in found]
+    return replaced(output, {i: new for i, (new, old) in enumerate(zip(values, found, strict=True)) if new is not old})
 
 
 def replaced(output, changes):

@@ -18,6 +18,8 @@ class Parallel(dispatch.Marker):
 
     def __init__(self, model, config, context, plan, modules):
         self.model, self.config, self.context, self.plan = model, config, context, plan
+        # A plan that gathers nothing leaves outputs split: each rank's loss is its own part of the sum.
+        self.is_whole_outside = any(axis for module_plan in plan.values() for axis in module_plan.gathers)
         self.streams = Streams()
         self._modules = modules
         self._marks = Marks(self, model, modules)
@@ -89,6 +91,8 @@ class Parallel(dispatch.Marker):
 
         A forward without any is right: a cache may have answered in its place.
         """
+        # What checkpoints compute again while gradients are taken has been looked at, maybe two forwards ago.
+        self.streams = Streams()
         if self._ran and not self._calls:
             raise RuntimeError(
                 f"no attention of {type(self.model).__name__} came to cp_attn in this forward: its processors do not "

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -62,6 +63,64 @@ def wrong_degrees():
         assert f"{WORLD + 1} ranks" in str(e) and "mesh" in str(e)
     else:
         raise AssertionError("no ValueError")
+
+
+def error_on_one_rank():
+    """What one rank finds wrong before it meets the others is raised on all, and the next meeting works."""
+    last = WORLD - 1
+    for wrong, kind in ((lambda: config(ring_degree=WORLD + 1), ValueError), (lambda: 3, TypeError)):
+        start = time.monotonic()
+        try:
+            cp_attn.init(wrong() if RANK == last else config())
+        except kind as e:
+            assert RANK == last or f"rank {last}" in str(e), e
+        else:
+            raise AssertionError(f"no {kind.__name__}")
+        assert time.monotonic() - start < 20
+        init()
+
+
+def other_config_on_one_rank():
+    wrong = config(ulysses_degree=WORLD) if RANK == WORLD - 1 else config()
+    try:
+        cp_attn.init(wrong)
+    except ValueError as e:
+        assert f"rank {WORLD - 1}" in str(e) and "ulysses_degree" in str(e), e
+    else:
+        raise AssertionError("no ValueError")
+    init()
+
+
+def forked_child():
+    """A child takes nobody's place: neither in a context nor at a meeting."""
+    with cp_attn.init(config()) as context:
+        mean(context)
+        child = os.fork()
+        if child == 0:
+            try:
+                cp_attn.init(config())
+            except RuntimeError as e:
+                os._exit(0 if "fork" in str(e) else 3)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        mean(context)
+    init()
+
+
+def argument_missing_on_one_rank():
+    """Also where an input asks for a gradient, and so the call comes through autograd."""
+    with cp_attn.init(config()) as context:
+        x = torch.ones(1, 1, 1, 4, requires_grad=True)
+        try:
+            if RANK == 0:
+                cp_attn.attention(x, x, context_or_config=context)
+            else:
+                cp_attn.attention(x, x, x, context)
+        except TypeError as e:
+            assert "v" in str(e), e
+        else:
+            raise AssertionError("no TypeError")
+        mean(context)
 
 
 def mesh_regions():

@@ -264,6 +264,30 @@ def bad_plan_on_one_rank():
     check(model, rows(3))
 
 
+def bad_config_on_one_rank():
+    """On a model that is not enabled, and on one that is, which stays so."""
+    model = Toy()
+    for _ in range(2):
+        before = state(model)
+        with raises(TypeError if RANK == LAST else Exception, *([f"rank {LAST}"] if RANK != LAST else [])):
+            cp_attn.enable_parallelism(model, 3 if RANK == LAST else config(), cp_plan=PLAN)
+        assert state(model) == before
+        cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+        check(model, rows(2 * WORLD))
+    cp_attn.disable_parallelism(model)
+
+
+def enabled_on_one_rank():
+    """A rank that has disabled the model and one that has not meet again."""
+    model = Toy()
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    if RANK == LAST:
+        cp_attn.disable_parallelism(model)
+    cp_attn.enable_parallelism(model, config(), cp_plan=PLAN)
+    check(model, rows(2 * WORLD))
+    cp_attn.disable_parallelism(model)
+
+
 def other_plan_on_one_rank():
     model = Toy()
     before = state(model)
@@ -497,12 +521,6 @@ def refused_arguments():
     model, inputs = make("flux2")
     with enabled(model, None), raises(NotImplementedError, "kv_cache_mode"):
         model(**inputs, kv_cache_mode="cached")
-
-
-def backward_says_no():
-    model, inputs = make("flux")
-    with torch.enable_grad(), enabled(model, None), raises(NotImplementedError, "not implemented"):
-        model(**inputs).sample.sum().backward()
 
 
 if __name__ == "__main__":

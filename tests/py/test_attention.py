@@ -1,4 +1,4 @@
-"""attention, its gradient, shard and gather against float64, on thread ranks; the mean probes can be checked by hand."""
+"""attention, its gradient, shard and gather against float64; the mean probes can be checked by hand."""
 
 import itertools
 import math
@@ -39,7 +39,9 @@ def start(variant):
 def lengths_for(variant, world):
     """Return lists of local lengths: even ones, and whatever else the variant allows."""
     even = [[4] * world, [1] * world]
-    return even + ([[3, 0, *[2] * (world - 2)], list(range(1, world + 1)), [0] * (world - 1) + [5]] if variant in ANYTHING else [])
+    return even + (
+        [[3, 0, *[2] * (world - 2)], list(range(1, world + 1)), [0] * (world - 1) + [5]] if variant in ANYTHING else []
+    )
 
 
 def make(rng, B, s, t, H, Hkv, D, Dv, dtype="float64"):
@@ -133,7 +135,12 @@ def test_masks_of_fewer_dimensions(variant):
         s = sum(lengths)
         q, k, v = make(rng, 2, s, s, 6, 6, 8, 8)
         parts = [cut(x, lengths) for x in (q, k, v)]
-        for mask in (rng.random((2, s, s)) > 0.4, rng.random((1, s)) > 0.4, rng.random((2, s)) > 0.4, rng.random(s) > 0.4):
+        for mask in (
+            rng.random((2, s, s)) > 0.4,
+            rng.random((1, s)) > 0.4,
+            rng.random((2, s)) > 0.4,
+            rng.random(s) > 0.4,
+        ):
             full = mask[:, None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
             got = np.concatenate(ranks.attention(*parts, attn_mask=mask), 1)
             np.testing.assert_allclose(got, oracle(q, k, v, full)[0], atol=1e-12)
@@ -171,7 +178,9 @@ def test_replicated_keys(variant):
     with start(variant) as ranks:
         for lengths in ([2] * ranks.world, list(range(ranks.world))):
             q, k, v = make(rng, 2, sum(lengths), 3, 6, 6, 8, 8)
-            got = ranks.attention(cut(q, lengths), [k] * ranks.world, [v] * ranks.world, kv="replicated", seq_lens=tuple(lengths))
+            got = ranks.attention(
+                cut(q, lengths), [k] * ranks.world, [v] * ranks.world, kv="replicated", seq_lens=tuple(lengths)
+            )
             np.testing.assert_allclose(np.concatenate(got, 1), oracle(q, k, v)[0], atol=1e-12)
 
 
@@ -311,11 +320,27 @@ def test_causal_means(variant):  # CAU-1, CAU-2, CAU-4, CAU-7
 def test_shard_and_gather(variant):
     rng = np.random.default_rng(9)
     with start(variant) as ranks:
-        for dtype in ("float16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64", "complex64", "complex128"):
+        for dtype in (
+            "float16",
+            "float32",
+            "float64",
+            "bool",
+            "uint8",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "complex64",
+            "complex128",
+        ):
             x = (rng.standard_normal((3, 7, 2, 5)) * 10).astype(dtype)
             for dim in range(-4, 4):
                 want = np.array_split(x, ranks.world, dim)
-                for view in (x, x.copy().transpose(3, 2, 1, 0).copy().transpose(3, 2, 1, 0), np.repeat(x, 2, -1)[..., ::2]):
+                for view in (
+                    x,
+                    x.copy().transpose(3, 2, 1, 0).copy().transpose(3, 2, 1, 0),
+                    np.repeat(x, 2, -1)[..., ::2],
+                ):
                     parts = ranks.run(lambda r, x=view, dim=dim: ranks.contexts[r].shard(x, dim))
                     assert all(np.array_equal(p, w) and p.flags.c_contiguous for p, w in zip(parts, want, strict=True))
                 odd = [part.transpose(3, 0, 2, 1).copy().transpose(1, 3, 2, 0) for part in parts]

@@ -17,10 +17,14 @@ SCENES = {
         "two_at_once",
         "a_context_for_a_config",
         "wrong_degrees",
+        "error_on_one_rank",
+        "other_config_on_one_rank",
+        "forked_child",
+        "argument_missing_on_one_rank",
         "torch_distributed_alone",
         "exit_without_close",
     ),
-    3: ("init", "a_context_for_a_config"),
+    3: ("init", "a_context_for_a_config", "error_on_one_rank", "other_config_on_one_rank"),
     4: ("mesh_regions",),
 }
 

@@ -102,12 +102,19 @@ def test_wrong_on_one_rank(ranks, make, keywords, error, words, odd):
 
 @pytest.mark.parametrize("keywords", [{"is_causal": True}, {"scale": 0.5}, {"return_lse": True}, {"kv": "replicated"}])
 def test_calls_that_differ(ranks, keywords):
-    refused(ranks, lambda r: cp_attn.attention(x(), x(), x(), ranks.contexts[r], **(keywords if r else {})), ValueError, "rank 1")
+    refused(
+        ranks,
+        lambda r: cp_attn.attention(x(), x(), x(), ranks.contexts[r], **(keywords if r else {})),
+        ValueError,
+        "rank 1",
+    )
 
 
 def test_dtypes_that_differ(ranks):
     dtypes = "float32", "float16"
-    refused(ranks, lambda r: cp_attn.attention(*[x(dtype=dtypes[r])] * 3, ranks.contexts[r]), TypeError, *dtypes, "rank 1")
+    refused(
+        ranks, lambda r: cp_attn.attention(*[x(dtype=dtypes[r])] * 3, ranks.contexts[r]), TypeError, *dtypes, "rank 1"
+    )
 
 
 def test_operations_that_differ(ranks):
@@ -124,8 +131,15 @@ def test_uneven_lengths_name_the_way_out(ranks):
 
 def test_promised_lengths(ranks):
     with Ranks(2, ring_degree=2, ring_anything=True) as any_length:
-        refused(any_length, lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=(4, 4 + r)), ValueError, "rank")
-        calls = any_length.errors(lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=np.array([4, 5])))
+        refused(
+            any_length,
+            lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=(4, 4 + r)),
+            ValueError,
+            "rank",
+        )
+        calls = any_length.errors(
+            lambda r: cp_attn.attention(*[x(s=4 + r)] * 3, any_length.contexts[r], seq_lens=np.array([4, 5]))
+        )
         assert calls == [None, None]
 
 
@@ -138,7 +152,7 @@ def test_promised_lengths(ranks):
         (lambda: (x(), 2**70), ValueError, ["dim="]),
         (lambda: (x(), 1.0), TypeError, ["dim", "float"]),
         (lambda: (x(), True), TypeError, ["dim", "bool"]),
-        (lambda: (np.float32(1).reshape(()), 0), ValueError, ["0 dimensions"]),
+        (lambda: (np.ones(()), 0), ValueError, ["0 dimensions"]),
         (lambda: ("x", 0), TypeError, ["x must be an array", "str"]),
         (lambda: (x(),), TypeError, ["dim"]),
         (lambda: (x(), 1, 2), TypeError, ["positional"]),
@@ -149,12 +163,22 @@ def test_promised_lengths(ranks):
 def test_cuts(ranks, method, arguments, error, words):
     refused(ranks, lambda r: getattr(ranks.contexts[r], method)(*arguments()), error, *words)
     for odd in (0, 1):
-        refused(ranks, lambda r, odd=odd: getattr(ranks.contexts[r], method)(*(arguments() if r == odd else (x(), 0))), error, odd=odd)
+        refused(
+            ranks,
+            lambda r, odd=odd: getattr(ranks.contexts[r], method)(*(arguments() if r == odd else (x(), 0))),
+            error,
+            odd=odd,
+        )
 
 
 @pytest.mark.parametrize("method", ["shard", "gather"])
 def test_cuts_that_differ(ranks, method):
-    pairs = [((x(), 0), (x(), 1)), ((x(), 0), (x(dtype="float64"), 0)), ((x(), 0), (x(D=7), 0)), ((x(), 0), (x()[0], 0))]
+    pairs = [
+        ((x(), 0), (x(), 1)),
+        ((x(), 0), (x(dtype="float64"), 0)),
+        ((x(), 0), (x(D=7), 0)),
+        ((x(), 0), (x()[0], 0)),
+    ]
     for calls in pairs + ([((x(), 1), (x(s=5), 1))] if method == "shard" else []):
         error = TypeError if calls[0][0].dtype != calls[1][0].dtype else ValueError
         refused(ranks, lambda r, calls=calls: getattr(ranks.contexts[r], method)(*calls[r]), error, "rank 1")
@@ -296,27 +320,27 @@ def test_refused_calls_keep_nothing(ranks):
 
 
 def test_every_allocation_may_fail():
-    """The k-th allocation of a context's life fails: an exception everywhere, no block left; until none fails."""
+    """The k-th allocation of a context's first calls fails: a MemoryError where it was, no block left anywhere."""
     start = _C._mem_stats()[0]
-    failed = 0
+
+    def calls(context):
+        out = cp_attn.attention(x(), x(), x(), context)
+        context.gather(out[..., ::2].transpose(), 1)  # axes that do not merge: needs a copy
+        context.shard(out, 1)
+
     for k in range(1000):
-        _C._mem_fail_after(k)
-        try:
-            with Ranks(2, ring_degree=2, timeout=10.0) as ranks:
-                caught = ranks.errors(lambda r, ranks=ranks: ranks.contexts[r].gather(cp_attn.attention(x(), x(), x(), ranks.contexts[r])[..., ::2].transpose(), 1))
-        except (MemoryError, cp_attn.Error) as error:
-            caught = [error]
-        finally:
-            _C._mem_fail_after(-1)
-        errors = [e for e in caught if e is not None]
-        assert all(isinstance(e, MemoryError | cp_attn.CommError) for e in errors), errors
-        del caught
-        errors = len(errors)
+        with Ranks(2, ring_degree=2, timeout=10.0) as ranks:
+            _C._mem_fail_after(k)
+            try:
+                caught = [type(e) for e in ranks.errors(lambda r, ranks=ranks: calls(ranks.contexts[r]))]
+            finally:
+                _C._mem_fail_after(-1)
         assert _C._mem_stats()[0] == start, k
-        if errors == 0:
+        if caught == [type(None)] * 2:
             break
-        failed += 1
-    assert failed > 5 and errors == 0
+        # The other rank may have had nothing more to wait for.
+        assert MemoryError in caught and set(caught) <= {MemoryError, cp_attn.CommError, type(None)}, (k, caught)
+    assert k > 5
 
 
 # --- processes: signals and forks ---

@@ -53,6 +53,8 @@ SCENES = {
         "lengths",
         "bad_plans",
         "bad_plan_on_one_rank",
+        "bad_config_on_one_rank",
+        "enabled_on_one_rank",
         "other_plan_on_one_rank",
         "error_in_one_forward",
         "twice",
@@ -71,9 +73,8 @@ SCENES = {
         "closed_context",
         "controlnet_residuals",
         "refused_arguments",
-        "backward_says_no",
     ),
-    3: ("bad_plan_on_one_rank", "other_plan_on_one_rank", "error_in_one_forward"),
+    3: ("bad_plan_on_one_rank", "bad_config_on_one_rank", "enabled_on_one_rank", "other_plan_on_one_rank", "error_in_one_forward"),
     4: ("mean_probe", "streams_are_cut_one_by_one", "positions"),
 }
 

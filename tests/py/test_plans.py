@@ -154,6 +154,10 @@ def test_outputs_keep_their_type():
     assert outputs.replaced(record, {0: 5}) == type(record)(5, 2) and record.a == 1
     assert outputs.replaced(1, {0: 5}) == 5
     assert outputs.elements({"a": 1, "b": 2}) == [1, 2]
+    deep = {"a": [1, (2, "x")], "b": record}
+    more = outputs.mapped(lambda x: x if x == "x" else x + 1, deep)
+    assert more == {"a": [2, (3, "x")], "b": type(record)(2, 3)} and deep["a"] == [1, (2, "x")]
+    assert outputs.mapped(lambda x: x, deep) is deep
 
 
 def test_mixed_streams():
