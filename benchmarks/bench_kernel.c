@@ -1,11 +1,15 @@
 /* How near the CPU kernels come to the peak of the core that they run on.
  *
- *   bench_kernel ROWS KEYS HEADS DIM DTYPE REPEATS [KERNEL]
+ *   bench_kernel ROWS KEYS HEADS DIM DTYPE REPEATS PANELS [KERNEL]
  *
- * One JSON line per kernel of the list that takes the dtype (or for KERNEL alone): medians over REPEATS of
+ * PANELS says where packed keys and values lie: "private", the library's own memory, as with one rank, or "shared", a
+ * file in memory as the window of a rank among several is. One JSON line per kernel of the list that takes the dtype
+ * (or for KERNEL alone): medians over REPEATS of
  *
  *   gflops   4 * ROWS * KEYS * HEADS * DIM / (pack K and V + attend + finish)
  *   pack, finish   their shares of that time
+ *   backward 10 * ROWS * KEYS * HEADS * DIM / (delta + grad), in GFLOP/s
+ *   times    (delta + grad) / (pack K and V + attend + finish)
  *   peak     what the core's multiply-adds reach in the kernel's instruction set, measured before each repeat:
  *            fused multiply-adds (or bf16 dot products) on registers, one loop, as many independent sums as hide
  *            their latency
@@ -16,7 +20,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "kernel/kernel_cpu.h"
@@ -119,6 +125,28 @@ static void *allocate(int64_t bytes)
     return block;
 }
 
+/* As csrc/comm makes a window: a file in memory, with pages from the start, huge ones where that can be had. */
+static void *allocate_shared(int64_t bytes)
+{
+    const size_t huge = (size_t)2 << 20,
+                 whole = ((size_t)bytes + huge - 1) / huge * huge;
+    int fd = memfd_create("bench_kernel", MFD_CLOEXEC);
+    char *base = MAP_FAILED, *room = mmap(NULL, whole + huge, PROT_NONE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fd >= 0 && room != MAP_FAILED && ftruncate(fd, (off_t)whole) == 0) {
+        room += (huge - (uintptr_t)room % huge) % huge;
+        base = mmap(room, whole, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0);
+    }
+    if (base == MAP_FAILED) {
+        perror("shared memory");
+        exit(1);
+    }
+    (void)madvise(base, whole, 25); /* MADV_COLLAPSE, which older headers lack */
+    (void)close(fd);
+    return base;
+}
+
 /* (1, rows, heads, dim) of numbers in [-1.7, 1.7): variance 1. */
 static struct cp_view random_view(enum cp_dtype dtype, int64_t rows, int64_t heads,
                                   int64_t dim)
@@ -143,11 +171,12 @@ static struct cp_view random_view(enum cp_dtype dtype, int64_t rows, int64_t hea
 
 /* Panels for what `like` holds. */
 static struct cp_view panel_view(const struct cp_panel *panel,
-                                 const struct cp_view *like)
+                                 const struct cp_view *like, bool is_shared)
 {
     int64_t bytes = cp_panel_bytes(panel, like->n[1]);
     struct cp_view view = *like;
-    view.data = allocate(bytes * like->n[2]);
+    view.data =
+        is_shared ? allocate_shared(bytes * like->n[2]) : allocate(bytes * like->n[2]);
     view.stride[0] = bytes * like->n[2];
     view.stride[1] = view.stride[3] = 0;
     view.stride[2] = bytes;
@@ -158,6 +187,7 @@ struct shape {
     int64_t rows, keys, heads, dim;
     enum cp_dtype dtype;
     int repeats;
+    bool is_shared;
 };
 
 struct times {
@@ -184,11 +214,58 @@ static struct times forward(const struct cp_kernel_ops *ops,
     return times;
 }
 
+static struct cp_view zeros(const struct cp_view *like, enum cp_dtype dtype,
+                            int64_t dim)
+{
+    void *data = allocate(like->n[1] * like->n[2] * dim * cp_dtype_bytes(dtype));
+    return cp_view_compact(data, dtype, 1, like->n[1], like->n[2], dim);
+}
+
+/* What a forward pass leaves to the backward one. */
+static struct cp_grad_args grad_args(const struct cp_kernel_ops *ops,
+                                     const struct cp_format *format,
+                                     const struct cp_attend_args *forward,
+                                     const struct cp_view *k, const struct cp_view *v,
+                                     const struct cp_view *out)
+{
+    const struct cp_view *q = &forward->q;
+    struct cp_grad_args args = {
+        .q = *q,
+        .k = *k,
+        .v = *v,
+        .dout = *q, /* as good as any */
+        .lse = zeros(q, CP_DTYPE_FLOAT32, 1),
+        .delta = zeros(q, CP_DTYPE_FLOAT32, 1),
+        .dq = zeros(q, CP_DTYPE_FLOAT32, q->n[3]),
+        .dk = zeros(k, CP_DTYPE_FLOAT32, k->n[3]),
+        .dv = zeros(v, CP_DTYPE_FLOAT32, v->n[3]),
+        .place = forward->place,
+        .scale = forward->scale,
+        .scratch = allocate(format->grad_scratch_bytes),
+    };
+    const struct cp_finish_args finish = {
+        .state = forward->state, .out = *out, .lse = args.lse};
+    (void)ops->finish(&finish, NULL);
+    return args;
+}
+
+static double backward(const struct cp_kernel_ops *ops, const struct cp_grad_args *args,
+                       const struct cp_view *out)
+{
+    const struct cp_delta_args delta = {
+        .out = *out, .dout = args->dout, .delta = args->delta};
+    double start = cpu_seconds();
+    (void)ops->delta(&delta, NULL);
+    (void)ops->grad(args, NULL);
+    return cpu_seconds() - start;
+}
+
 static void measure(const struct cp_kernel_ops *ops, const struct shape *shape,
                     const struct cp_view qkvo[4])
 {
     static double gflops[REPEATS_MAX], peaks[REPEATS_MAX], shares[REPEATS_MAX],
-        packs[REPEATS_MAX], finishes[REPEATS_MAX];
+        packs[REPEATS_MAX], finishes[REPEATS_MAX], backwards[REPEATS_MAX],
+        times_forward[REPEATS_MAX];
     struct cp_format format;
     if (!ops->is_available() ||
         ops->describe(shape->dtype, shape->dim, shape->dim, &format) != CP_OK) {
@@ -197,9 +274,9 @@ static void measure(const struct cp_kernel_ops *ops, const struct shape *shape,
     const struct cp_view *q = &qkvo[0], *k = &qkvo[1], *v = &qkvo[2], *out = &qkvo[3];
     struct cp_attend_args args = {
         .q = *q,
-        .k = panel_view(&format.k, k),
-        .v = panel_view(&format.v, v),
-        .state = panel_view(&format.state, q),
+        .k = panel_view(&format.k, k, shape->is_shared),
+        .v = panel_view(&format.v, v, shape->is_shared),
+        .state = panel_view(&format.state, q, false),
         .place = {.heads_per_kv = 1},
         .scale = 1.0 / sqrt((double)shape->dim),
         .scratch = allocate(format.scratch_bytes),
@@ -207,29 +284,41 @@ static void measure(const struct cp_kernel_ops *ops, const struct shape *shape,
     const double operations = 4.0 * (double)shape->rows * (double)shape->keys *
                               (double)shape->heads * (double)shape->dim;
     (void)forward(ops, &args, k, v, out); /* touches every page */
+    struct cp_grad_args grad = grad_args(ops, &format, &args, k, v, out);
+    (void)backward(ops, &grad, out);
     for (int i = 0; i < shape->repeats; i++) {
         peaks[i] = peak_of(ops->name);
         struct times times = forward(ops, &args, k, v, out);
         double total = times.pack + times.attend + times.finish;
+        double back = backward(ops, &grad, out);
         gflops[i] = operations / total * 1e-9;
         shares[i] = peaks[i] > 0.0 ? gflops[i] / peaks[i] : 0.0;
         packs[i] = times.pack / total;
         finishes[i] = times.finish / total;
+        backwards[i] = 2.5 * operations / back * 1e-9;
+        times_forward[i] = back / total;
     }
     printf("{\"kernel\": \"%s\", \"dtype\": \"%s\", \"rows\": %lld, \"keys\": %lld, "
-           "\"heads\": %lld, \"dim\": %lld, "
+           "\"heads\": %lld, \"dim\": %lld, \"panels\": \"%s\", "
            "\"repeats\": %d, \"gflops\": %.2f, \"peak\": %.2f, \"share\": %.4f, "
-           "\"pack\": %.4f, \"finish\": %.4f}\n",
+           "\"pack\": %.4f, \"finish\": %.4f, \"backward\": %.2f, \"times\": %.3f}\n",
            ops->name, cp_dtype_name(shape->dtype), (long long)shape->rows,
            (long long)shape->keys, (long long)shape->heads, (long long)shape->dim,
-           shape->repeats, median(gflops, shape->repeats),
-           median(peaks, shape->repeats), median(shares, shape->repeats),
-           median(packs, shape->repeats), median(finishes, shape->repeats));
+           shape->is_shared ? "shared" : "private", shape->repeats,
+           median(gflops, shape->repeats), median(peaks, shape->repeats),
+           median(shares, shape->repeats), median(packs, shape->repeats),
+           median(finishes, shape->repeats), median(backwards, shape->repeats),
+           median(times_forward, shape->repeats));
     (void)fflush(stdout);
-    cp_mem_destroy(&args.k.data);
-    cp_mem_destroy(&args.v.data);
-    cp_mem_destroy(&args.state.data);
-    cp_mem_destroy(&args.scratch);
+    if (!shape->is_shared) { /* what is shared goes with the process */
+        cp_mem_destroy(&args.k.data);
+        cp_mem_destroy(&args.v.data);
+    }
+    void *blocks[] = {args.state.data, args.scratch, grad.lse.data, grad.delta.data,
+                      grad.dq.data,    grad.dk.data, grad.dv.data,  grad.scratch};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        cp_mem_destroy(&blocks[i]);
+    }
 }
 
 static bool parse(char **argv, struct shape *shape)
@@ -244,20 +333,23 @@ static bool parse(char **argv, struct shape *shape)
             shape->dtype = (enum cp_dtype)i;
         }
     }
+    shape->is_shared = strcmp(argv[7], "shared") == 0;
+    bool is_panels = shape->is_shared || strcmp(argv[7], "private") == 0;
     bool is_dtype = shape->dtype == CP_DTYPE_FLOAT32 ||
                     shape->dtype == CP_DTYPE_BFLOAT16 ||
                     shape->dtype == CP_DTYPE_FLOAT16;
-    return is_dtype && shape->rows > 0 && shape->keys > 0 && shape->heads > 0 &&
-           shape->dim > 0 && shape->repeats > 0 && shape->repeats <= REPEATS_MAX;
+    return is_dtype && is_panels && shape->rows > 0 && shape->keys > 0 &&
+           shape->heads > 0 && shape->dim > 0 && shape->repeats > 0 &&
+           shape->repeats <= REPEATS_MAX;
 }
 
 int main(int argc, char **argv)
 {
     struct shape shape = {.dtype = CP_DTYPE_NONE};
-    if (argc < 7 || argc > 8 || !parse(argv, &shape)) {
+    if (argc < 8 || argc > 9 || !parse(argv, &shape)) {
         (void)fprintf(stderr,
                       "usage: %s ROWS KEYS HEADS DIM float32|bfloat16|float16 REPEATS "
-                      "(1 to %d) [KERNEL]\n",
+                      "(1 to %d) private|shared [KERNEL]\n",
                       argv[0], REPEATS_MAX);
         return 2;
     }
@@ -268,7 +360,7 @@ int main(int argc, char **argv)
     }
     for (int isa = 0; cp_kernel_cpu_at(isa) != NULL; isa++) {
         const struct cp_kernel_ops *ops = cp_kernel_cpu_at(isa);
-        if (argc == 7 || strcmp(argv[7], ops->name) == 0) {
+        if (argc == 8 || strcmp(argv[8], ops->name) == 0) {
             measure(ops, &shape, qkvo);
         }
     }

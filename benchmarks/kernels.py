@@ -61,10 +61,11 @@ def build(cc):
     return program
 
 
-def run_ours(program, shape, dtype, heads, repeats, kernel):
+def run_ours(program, shape, dtype, args):
     """Medians of one start of the program, a dict for each kernel."""
     rows, keys, dim = shape
-    command = [program, *map(str, (rows, keys, heads, dim, dtype, repeats)), *([kernel] if kernel else [])]
+    numbers = map(str, (rows, keys, args.heads, dim, dtype, args.repeats, args.panels))
+    command = [program, *numbers, *([args.kernel] if args.kernel else [])]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in output.splitlines()]
 
@@ -83,10 +84,13 @@ class Torch:
             torch.randn(1, length, heads, dim, generator=generator).to(getattr(torch, dtype)).transpose(1, 2)
             for length in (rows, keys, keys)
         )
+        self.leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        self.grad = torch.autograd.grad
         self.attend = torch.nn.functional.scaled_dot_product_attention
         self.operations = 4.0 * rows * keys * heads * dim
         self.inference_mode = torch.inference_mode
         self.gflops(1)
+        self.backward(1)
 
     def gflops(self, repeats):
         """Median over `repeats`, of CPU time of this thread, as in bench_kernel.c."""
@@ -98,23 +102,36 @@ class Torch:
                 times.append(time.thread_time() - start)
         return self.operations / statistics.median(times) * 1e-9
 
+    def backward(self, repeats):
+        """As gflops, of the gradients of q, k and v."""
+        times = []
+        out = self.attend(*self.leaves)
+        for _ in range(repeats):
+            start = time.thread_time()
+            self.grad(out, self.leaves, self.q, retain_graph=True)
+            times.append(time.thread_time() - start)
+        return 2.5 * self.operations / statistics.median(times) * 1e-9
+
 
 def measure(program, shape, dtype, args, progress):
     """Alternate both sides `args.rounds` times: a record for each kernel."""
     peer = Torch(shape, dtype, args.heads) if args.torch else None
-    records, peers = defaultdict(list), []
+    records, peers, peers_backward = defaultdict(list), [], []
     for _ in range(args.rounds):
-        for record in run_ours(program, shape, dtype, args.heads, args.repeats, args.kernel):
+        for record in run_ours(program, shape, dtype, args):
             records[record["kernel"]].append(record)
         if peer:
             peers.append(peer.gflops(args.repeats))
+            peers_backward.append(peer.backward(args.repeats))
         progress.update()
     for rounds in records.values():
         record = dict(rounds[0], rounds=args.rounds)
-        for key in ("gflops", "peak", "share", "pack", "finish"):
+        for key in ("gflops", "peak", "share", "pack", "finish", "backward", "times"):
             record[key] = statistics.median(r[key] for r in rounds)
         record["torch"] = statistics.median(peers) if peers else None
         record["ratio"] = record["gflops"] / record["torch"] if peers else None
+        record["torch_backward"] = statistics.median(peers_backward) if peers else None
+        record["ratio_backward"] = record["backward"] / record["torch_backward"] if peers else None
         yield record
 
 
@@ -141,8 +158,19 @@ def provenance(core):
 def line_of(record):
     shape = f"{record['rows']} x {record['keys']} x {record['dim']}"
     share = f"{record['share']:5.2f}" if record["peak"] else "    -"
-    peer = f"{record['torch']:8.1f} {record['ratio']:6.2f}" if record["torch"] else "       -      -"
-    return f"{shape:<19} {record['dtype']:<9} {record['kernel']:<11} {record['gflops']:8.1f} {share:>6} {peer}"
+    peer, back_peer = "       -      -", "       -      -"
+    if record["torch"]:
+        peer = f"{record['torch']:8.1f} {record['ratio']:6.2f}"
+        back_peer = f"{record['torch_backward']:8.1f} {record['ratio_backward']:6.2f}"
+    ours = f"{record['gflops']:8.1f} {share:>6} {peer}"
+    back = f"{record['backward']:8.1f} {record['times']:6.2f} {back_peer}"
+    return f"{shape:<19} {record['dtype']:<9} {record['kernel']:<11} {ours}  {back}"
+
+
+HEADING = (
+    f"{'rows x keys x dim':<19} {'dtype':<9} {'kernel':<11} {'forward':>8} {'/ peak':>6} {'torch':>8} {'ratio':>6}"
+    f"  {'backward':>8} {'times':>6} {'torch':>8} {'ratio':>6}"
+)
 
 
 def shape_of(text):
@@ -158,6 +186,12 @@ def parse_arguments():
     parser.add_argument("--shape", type=shape_of, action="append", metavar="ROWSxKEYSxDIM", help="default: five shapes")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: float32 and bfloat16")
     parser.add_argument("--kernel", help="one kernel alone, by its name")
+    parser.add_argument(
+        "--panels",
+        choices=("private", "shared"),
+        default="private",
+        help="where packed keys lie: as with one rank (default), or in shared memory as among several",
+    )
     parser.add_argument("--heads", type=int, default=2, help="default 2")
     parser.add_argument("--rounds", type=int, default=3, help="times the two sides alternate; default 3")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each side in a round; default 5")
@@ -174,7 +208,7 @@ def main():
     os.sched_setaffinity(0, {args.core})  # the program inherits it
     about = provenance(args.core)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
-    print(f"{'rows x keys x dim':<19} {'dtype':<9} {'kernel':<11} {'GFLOP/s':>8} {'/ peak':>6} {'torch':>8}  ratio")
+    print(HEADING)
     cases = [(s, d) for d in args.dtype or DTYPES[:2] for s in args.shape or SHAPES]
     lines = []
     with tqdm(total=len(cases) * args.rounds, leave=False) as progress:

@@ -27,10 +27,12 @@ static bool has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (unsigned)bit_F16C) != 0;
 }
 
-/* These builtins look at what the system saves (XCR0) as well as at what the CPU has. */
+/* These builtins look at what the system saves (XCR0) as well as at what the CPU has. F16C uses the registers of
+ * AVX. */
 bool cp_kernel_cpu_has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           has_f16c();
 }
 
 bool cp_kernel_cpu_has_avx512(void)
@@ -82,16 +84,18 @@ enum cp_code cp_kernel_cpu_parse(const char *text, int *isa)
             *isa = i;
             return CP_OK;
         }
-        int written = snprintf(allowed + used, sizeof allowed - used, "%s%s", used > 0 ? ", " : "",
-                               kernels[i]->name);
+        int written = snprintf(allowed + used, sizeof allowed - used, "%s%s",
+                               used > 0 ? ", " : "", kernels[i]->name);
         used += written > 0 ? (size_t)written : 0;
         used = used < sizeof allowed ? used : sizeof allowed - 1;
     }
-    return cp_fail(CP_ERR_VALUE, "CP_ATTN_ISA is \"%.40s\"; this machine allows: %s", text, allowed);
+    return cp_fail(CP_ERR_VALUE, "CP_ATTN_ISA is \"%.40s\"; this machine allows: %s",
+                   text, allowed);
 }
 
-enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
-                                  const struct cp_kernel_ops **out, struct cp_format *format)
+enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype, int64_t head_dim,
+                                  int64_t value_dim, const struct cp_kernel_ops **out,
+                                  struct cp_format *format)
 {
     for (int isa = isa_limit < KERNELS ? isa_limit : KERNELS - 1; isa > 0; isa--) {
         if (kernels[isa]->is_available() &&

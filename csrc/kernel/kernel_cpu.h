@@ -28,13 +28,28 @@ extern const struct cp_kernel_ops cp_kernel_avx512bf16_ops; /* bfloat16 alone */
 bool cp_kernel_cpu_has_avx2(void);   /* AVX2, FMA, F16C */
 bool cp_kernel_cpu_has_avx512(void); /* AVX-512 F, BW, VL, DQ, and the above */
 bool cp_kernel_cpu_has_avx512bf16(void);
+
+/* Their backward passes, for float32, bfloat16 and float16, and the scratch that these need. */
+enum cp_code cp_kernel_avx2_delta(const struct cp_delta_args *args,
+                                  struct cp_stream *stream);
+enum cp_code cp_kernel_avx2_grad(const struct cp_grad_args *args,
+                                 struct cp_stream *stream);
+int64_t cp_kernel_avx2_grad_bytes(int64_t head_dim, int64_t value_dim);
+enum cp_code cp_kernel_avx512_delta(const struct cp_delta_args *args,
+                                    struct cp_stream *stream);
+enum cp_code cp_kernel_avx512_grad(const struct cp_grad_args *args,
+                                   struct cp_stream *stream);
+int64_t cp_kernel_avx512_grad_bytes(int64_t head_dim, int64_t value_dim);
 #endif
 
 /* Entries that other kernels may take over as they are: no packed panel is involved. */
-enum cp_code cp_kernel_generic_delta(const struct cp_delta_args *args, struct cp_stream *stream);
-enum cp_code cp_kernel_generic_grad(const struct cp_grad_args *args, struct cp_stream *stream);
+enum cp_code cp_kernel_generic_delta(const struct cp_delta_args *args,
+                                     struct cp_stream *stream);
+enum cp_code cp_kernel_generic_grad(const struct cp_grad_args *args,
+                                    struct cp_stream *stream);
 /* What the latter needs as format.grad_scratch_bytes. */
-int64_t cp_kernel_generic_grad_bytes(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim);
+int64_t cp_kernel_generic_grad_bytes(enum cp_dtype dtype, int64_t head_dim,
+                                     int64_t value_dim);
 
 /* The kernel at a place of the list, available or not; NULL past its end. */
 const struct cp_kernel_ops *cp_kernel_cpu_at(int isa);
@@ -46,8 +61,9 @@ const char *cp_kernel_cpu_name(int isa);
  * that is unknown or not available. */
 CP_NODISCARD enum cp_code cp_kernel_cpu_parse(const char *text, int *isa);
 /* The best available kernel at or below `isa_limit` that takes the call; otherwise the generic one's refusal. */
-CP_NODISCARD enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype, int64_t head_dim,
-                                               int64_t value_dim, const struct cp_kernel_ops **out,
+CP_NODISCARD enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype,
+                                               int64_t head_dim, int64_t value_dim,
+                                               const struct cp_kernel_ops **out,
                                                struct cp_format *format);
 
 #endif

@@ -14,6 +14,7 @@
 #ifndef CP_KERNEL_CPU_ATTEND_SIMD_H
 #define CP_KERNEL_CPU_ATTEND_SIMD_H
 
+#include "kernel/cpu/pack_simd.h"
 #include "kernel/cpu/score_simd.h"
 
 /* Bytes of K and V in a block of keys. Queries and states pass by once per block, so it should be large, and it should
@@ -67,8 +68,7 @@ CP_INLINE void attend_tile(int vecs, const struct job *job, const struct block *
     const float *k = block->k + key / GROUP * layout->k_group,
                 *v = block->v + key / V_KEYS * layout->v_group;
     float *max = state + layout->values * QUERIES, *total = max + QUERIES;
-    float factor =
-        score_tile(vecs, scorer, &block->stretch, k, row, rows, key, keys);
+    float factor = score_tile(vecs, scorer, &block->stretch, k, row, rows, key, keys);
     soften(vecs, scorer->tile, keys, factor, scorer->highest, max, total, job->shrink);
     weigh(vecs, v, layout->v_group, scorer->tile, (keys + WORD - 1) / WORD,
           layout->values, state, job->shrink);
@@ -155,9 +155,11 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
     return CP_OK;
 }
 
-/* The layouts of a kernel whose formats begin at `family`; what the generic kernel refuses, this one does. */
+/* The layouts of a kernel whose formats begin at `family`, with the scratch of its `grad`; what the generic kernel refuses, this one does. */
 static enum cp_code describe_format(int family, enum cp_dtype dtype, int64_t head_dim,
-                                    int64_t value_dim, struct cp_format *out)
+                                    int64_t value_dim,
+                                    int64_t (*grad_bytes)(int64_t, int64_t),
+                                    struct cp_format *out)
 {
     struct cp_format generic;
     CP_TRY(cp_kernel_generic_ops.describe(dtype, head_dim, value_dim, &generic));
@@ -165,7 +167,7 @@ static enum cp_code describe_format(int family, enum cp_dtype dtype, int64_t hea
     *out = (struct cp_format){
         .id = (uint32_t)family + (uint32_t)dtype,
         .scratch_bytes = scratch_bytes(&layout),
-        .grad_scratch_bytes = generic.grad_scratch_bytes,
+        .grad_scratch_bytes = grad_bytes(head_dim, value_dim),
     };
     panels_of(&layout, out);
     return CP_OK;

@@ -3,8 +3,11 @@
 #ifndef CP_KERNEL_CPU_SCORE_SIMD_H
 #define CP_KERNEL_CPU_SCORE_SIMD_H
 
+#include <math.h>
+
 #include "kernel/cpu/panel_simd.h"
 #include "kernel/cpu/tile_simd.h"
+#include "kernel/kernel.h"
 
 /* How the scale enters: queries times (high + low), scores times factor. */
 struct scaling {
@@ -17,7 +20,8 @@ struct scorer {
     const struct cp_view *mask;
     struct scaling scaling;
     int64_t depth, k_group;
-    float *queries, *tile, *highest; /* [depth up to 8][QUERIES], [keys of a tile][QUERIES], [QUERIES] */
+    float *queries, *tile,
+        *highest; /* [depth up to 8][QUERIES], [keys of a tile][QUERIES], [QUERIES] */
 };
 
 /* The keys that one query head meets in one block, and its mask. */
@@ -60,12 +64,12 @@ static void load_queries(const struct cp_view *q, const char *from, int64_t rows
             __m256 row[GROUP];
             for (int64_t i = 0; i < GROUP; i++) {
                 const char *at = from + (first + i) * q->stride[1];
-                lanes8_prefetch(at + QUERIES * q->stride[1] +
-                                d * WORD * q->stride[3]); /* of the next tile */
-                row[i] = first + i < rows
-                             ? scale_words(scaling, load_words(q->dtype, at, q->stride[3],
-                                                               d * WORD, q->n[3]))
-                             : _mm256_setzero_ps();
+                lanes8_prefetch(at + GROUP * q->stride[1] + d * WORD * q->stride[3]);
+                row[i] =
+                    first + i < rows
+                        ? scale_words(scaling, load_words(q->dtype, at, q->stride[3],
+                                                          d * WORD, q->n[3]))
+                        : _mm256_setzero_ps();
             }
             lanes8_transpose(row);
             for (int64_t i = 0; i < GROUP; i++) {
@@ -131,7 +135,7 @@ CP_INLINE float score_tile(int vecs, const struct scorer *scorer,
         factor = 1.0f;
     }
     if (s->mask || is_edge || keys % GROUP != 0) {
-        limit(vecs, scorer->tile, keys, factor, is_edge ? edge : -QUERIES - keys,
+        limit(vecs, scorer->tile, keys, factor, is_edge ? edge : -keys,
               scorer->highest);
         factor = 1.0f;
     }

@@ -13,9 +13,10 @@
  * Per score that is 2 * (D + Dv) operations in fused multiply-adds against 13 instructions in between, hence at
  * best 0.95 of the peak at D 128 and 0.90 at D 64 with two vector ports.
  *
- * The including file defines, before:
- *   LANES, VECS, ROWS, WORD          floats a vector; vectors of queries; rows of sums that fit the registers (a
- *                                    divisor of 8); elements per word of a panel (panel_simd.h)
+ * The compiler's flags choose vec_avx2.h or vec_avx512.h, and so:
+ *   LANES, VECS, ROWS                floats a vector; vectors of queries; rows of sums that fit the registers (a divisor
+ *                                    of 8)
+ *   WORD                             elements per word of a panel (panel_simd.h): 1 unless the including file says 2
  *   vec                              a vector of LANES floats
  *   vec_load, vec_store, vec_set, vec_broadcast, vec_add, vec_sub, vec_mul, vec_fma (a * b + c), vec_fms (a * b - c)
  *   vec_max (a, b)                   b where one is a NaN
@@ -29,14 +30,21 @@
 #include <float.h>
 #include <math.h>
 
-#include "kernel/cpu/lanes8.h"
+#ifndef WORD
+#define WORD 1
+#endif
+#ifdef __AVX512F__
+#include "kernel/cpu/vec_avx512.h"
+#else
+#include "kernel/cpu/vec_avx2.h"
+#endif
 
 enum {
     QUERIES = VECS * LANES,
-    CHUNK =
-        32, /* words of a score summed at a time: the backward pass needs the digit that longer sums lose */
-    TILE_KEYS =
-        128, /* the tile and the queries of D 128 fill an L1 of 48 KiB, half of it with AVX2 */
+    /* Words of a score summed at a time: the backward pass needs the digit that longer sums lose. */
+    CHUNK = 32,
+    /* The tile and the queries of D 128 fill an L1 of 48 KiB, half of it with AVX2. */
+    TILE_KEYS = 128,
 };
 
 /* The maximum of a row without keys. Finite, so that -inf minus it is -inf, of which exp makes 0. */
@@ -128,8 +136,9 @@ CP_INLINE void scores_rows(int vecs, const float *restrict keys, int64_t k_group
 }
 
 /* Scores of whole groups of 8 keys, `k_group` words each, and per query the highest of them (times nothing yet). */
-CP_INLINE void scores(int vecs, const float *keys, int64_t k_group, const float *queries,
-                      int64_t depth, int64_t groups, float *tile, float *highest)
+CP_INLINE void scores(int vecs, const float *keys, int64_t k_group,
+                      const float *queries, int64_t depth, int64_t groups, float *tile,
+                      float *highest)
 {
     vec high[VECS];
     CP_UNROLL

@@ -1,12 +1,11 @@
 /* The vector operations of tile_simd.h in AVX2: 16 registers hold 4 x 3 vectors of sums, three of queries and one
- * broadcast. WORD is 1. */
+ * broadcast. */
 #ifndef CP_KERNEL_CPU_VEC_AVX2_H
 #define CP_KERNEL_CPU_VEC_AVX2_H
 
 #include "kernel/cpu/lanes8.h"
 
 enum { LANES = 8, VECS = 3, ROWS = 4 };
-#define WORD 1
 
 typedef __m256 vec;
 

@@ -1,5 +1,5 @@
 /* The vector operations of tile_simd.h in AVX-512: 32 registers hold 8 x 3 vectors of sums, three of queries and the
- * broadcasts. The including file defines WORD; 2 takes AVX-512 BF16. */
+ * broadcasts. WORD 2 takes AVX-512 BF16. */
 #ifndef CP_KERNEL_CPU_VEC_AVX512_H
 #define CP_KERNEL_CPU_VEC_AVX512_H
 
