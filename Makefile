@@ -49,7 +49,7 @@ ctest: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -C tests/c run
 
 test: venv ctest
-	@$(BIN)/pytest tests/py
+	@CP_ATTN_REQUIRE=torch,diffusers $(BIN)/pytest tests/py
 
 check: $(VENV)/requirements
 	@echo "C tests under AddressSanitizer and UBSan"

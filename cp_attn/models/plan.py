@@ -101,7 +101,7 @@ def _module_plan(path, value):
     if hasattr(value, "items"):
         return _inputs(path, value)
     values = value if isinstance(value, (list, tuple)) else [value]
-    if not values or not all(v is None or hasattr(v, "gather_dim") for v in values):
+    if all(v is None for v in values) or not all(v is None or hasattr(v, "gather_dim") for v in values):
         raise ValueError(
             f"plan entry {path!r} is {value!r}; a dict of inputs, a ContextParallelOutput or a list of them is needed"
         )

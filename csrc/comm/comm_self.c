@@ -9,7 +9,8 @@
 #include "base/checked.h"
 #include "base/mem.h"
 
-/* Address space of one half, at most. Where less is allowed (RLIMIT_AS), halved until it fits. */
+/* Address space of one half, at most. Where less is allowed (RLIMIT_AS), halved until
+ * it fits. */
 static const size_t most_reserved = (size_t)64 << 30;
 static const size_t least_reserved = (size_t)1 << 20;
 
@@ -129,7 +130,8 @@ enum cp_code cp_comm_self_create(struct cp_comm **out)
     size_t reserved = 2 * most_reserved;
     while (base == MAP_FAILED && reserved > least_reserved) {
         reserved /= 2;
-        /* No access, so no memory is promised yet; the system says no in mprotect, not by a signal. */
+        /* No access, so no memory is promised yet; the system says no in mprotect, not
+         * by a signal. */
         base = mmap(NULL, CP_HALVES * reserved, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     }
@@ -141,6 +143,8 @@ enum cp_code cp_comm_self_create(struct cp_comm **out)
         cp_mem_destroy(&block);
         return code;
     }
+    /* A wish, for what is made usable later: keys in small pages cost attention 5 %. */
+    (void)madvise(base, CP_HALVES * reserved, MADV_HUGEPAGE);
     self->head = (struct cp_comm){.ops = &self_ops, .rank = 0, .world = 1};
     self->base = base;
     self->reserved = reserved;

@@ -1,4 +1,5 @@
-/* Windows of shared memory: memfds that their owners grow and their peers read in place. */
+/* Windows of shared memory: memfds that their owners grow and their peers read in
+ * place. */
 #include "comm/comm_shm.h"
 
 #include <errno.h>
@@ -14,6 +15,13 @@
 
 /* Pages are added in pieces: a signal undoes a piece, not everything. */
 static const size_t piece_bytes = (size_t)32 << 20;
+
+/* A huge page of x86-64, and of arm64 with pages of 4 KiB. Attention on keys that lie
+ * in small pages is 5 % slower (measured, one core of a Sapphire Rapids). */
+static const size_t huge_page = (size_t)2 << 20;
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 
 /* What lies in the first page of a window: one counter a cache line. */
 struct counter {
@@ -53,7 +61,8 @@ static size_t half_offset(const struct cp_window *window, int half)
     return page_bytes() + (size_t)half * half_bytes(window);
 }
 
-/* Gives pages to a range of the file, or fails and leaves it as it was. A store can then never meet SIGBUS. */
+/* Gives pages to a range of the file, or fails and leaves it as it was. A store can
+ * then never meet SIGBUS. */
 static enum cp_code add_pages(int fd, size_t offset, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
@@ -72,10 +81,26 @@ static enum cp_code add_pages(int fd, size_t offset, size_t bytes)
 
 static enum cp_code map_window(int fd, size_t bytes, int protection, char **out)
 {
-    void *base = mmap(NULL, bytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (base == MAP_FAILED) {
+    /* A huge page of the file is one of the mapping only where the mapping begins at a
+     * multiple of it: take address space with room to spare, map in the middle, give
+     * the ends back. */
+    char *room = mmap(NULL, bytes + huge_page, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
         return fail_system("cannot map a window", bytes);
     }
+    size_t before = (huge_page - (uintptr_t)room % huge_page) % huge_page;
+    void *base = mmap(room + before, bytes, protection,
+                      MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    if (base == MAP_FAILED) {
+        enum cp_code code = fail_system("cannot map a window", bytes);
+        (void)munmap(room, bytes + huge_page);
+        return code;
+    }
+    if (before > 0) {
+        (void)munmap(room, before);
+    }
+    (void)munmap(room + before + bytes, huge_page - before);
     /* A forked child has no business here, and would keep the memory in use. */
     if (madvise(base, bytes, MADV_DONTFORK) != 0) {
         enum cp_code code =
@@ -149,8 +174,8 @@ enum cp_code cp_window_map(int fd, struct cp_window *out)
 
 void cp_window_close(struct cp_window *window)
 {
-    /* In a forked child the mapping is not there, its addresses may be somebody else's by now, and the descriptor
-     * was closed by the meeting's fork handler. */
+    /* In a forked child the mapping is not there, its addresses may be somebody else's
+     * by now, and the descriptor was closed by the meeting's fork handler. */
     if (window->base != NULL && window->owner_pid == getpid()) {
         (void)munmap(window->base, window->reserved);
         if (window->fd >= 0) {
@@ -171,6 +196,18 @@ static struct counter *counter_of(const struct comm_shm *shm, int rank, int sign
     return &counters[signal];
 }
 
+/* Turns a range of the own window, all of which has pages, into huge pages as far as it
+ * holds whole ones. A wish: this is the one way that works where the system keeps huge
+ * pages from shared memory in general, and it may be refused. */
+static void use_huge_pages(const struct cp_window *window, size_t first, size_t end)
+{
+    first += (huge_page - first % huge_page) % huge_page;
+    end -= end % huge_page;
+    if (first < end) {
+        (void)madvise(window->base + first, end - first, MADV_COLLAPSE);
+    }
+}
+
 static enum cp_code shm_reserve(struct cp_comm *comm, int half, size_t bytes)
 {
     struct comm_shm *shm = shm_of(comm);
@@ -186,6 +223,10 @@ static enum cp_code shm_reserve(struct cp_comm *comm, int half, size_t bytes)
     }
     CP_TRY(add_pages(own->fd, half_offset(own, half) + usable, wanted - usable));
     shm->usable[half] = wanted;
+    size_t first = half_offset(own, half), old_end = first + usable;
+    /* Again from the huge page in which the old pages ended. */
+    old_end -= old_end % huge_page;
+    use_huge_pages(own, old_end > first ? old_end : first, first + wanted);
     return CP_OK;
 }
 

@@ -75,7 +75,8 @@ static void walk(const struct nest *nest, int level, char *dst, const char *src,
                  run_function run)
 {
     const struct axis *axis = &nest->axis[level];
-    if (level == nest->count - 1) {
+    /* The second condition follows from the first; it tells compilers so. */
+    if (level >= nest->count - 1 || level == CP_AXES - 1) {
         run(dst, axis->dst, src, axis->src, axis->n);
         return;
     }

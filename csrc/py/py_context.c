@@ -131,10 +131,9 @@ static int context_join(ContextObject *self, const struct module_state *state,
                   (code == CP_ERR_TIMEOUT || cp_last_error()->rank == self->rank);
     if (is_own && code != CP_ERR_INTERRUPTED) {
         error_restore(Py_NewRef(error));
-    } else {
-        py_raise(state, code);
+        return -1;
     }
-    return -1;
+    return py_check(state, code);
 }
 
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

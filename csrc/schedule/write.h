@@ -44,8 +44,8 @@ int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
 /* The same, kept in the dtype of sums. */
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
                        enum cp_tensor_role role, int64_t rows, int64_t heads);
-/* The caller's tensor of that role; CP_NO_BUFFER for an LSE, its gradient or a mask that the
- * call does not have. */
+/* The caller's tensor of that role; CP_NO_BUFFER for an LSE, its gradient or a mask
+ * that the call does not have. */
 int32_t cp_writer_tensor(struct cp_writer *writer, enum cp_buffer_kind kind,
                          enum cp_tensor_role role);
 /* A part of a mask: (B or 1, heads or 1, rows, keys). */
@@ -72,10 +72,12 @@ bool cp_writer_is_live(const struct cp_writer *writer, int rank,
 /* The steps that compute, on the compute lane, after all that lane `in` has so far. */
 
 /* `state` takes up the block. */
-void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q, struct cp_box k,
-                      struct cp_box v, struct cp_box mask, const struct cp_block *block);
+void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q,
+                      struct cp_box k, struct cp_box v, struct cp_box mask,
+                      const struct cp_block *block);
 /* `state` becomes rows of `out` and, where it is wanted, of `lse`. */
-void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out, int32_t lse);
+void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out,
+                      int32_t lse);
 
 /* Buffers of this rank's rows and heads in a backward. */
 struct cp_row_buffers {

@@ -74,7 +74,13 @@ SCENES = {
         "controlnet_residuals",
         "refused_arguments",
     ),
-    3: ("bad_plan_on_one_rank", "bad_config_on_one_rank", "enabled_on_one_rank", "other_plan_on_one_rank", "error_in_one_forward"),
+    3: (
+        "bad_plan_on_one_rank",
+        "bad_config_on_one_rank",
+        "enabled_on_one_rank",
+        "other_plan_on_one_rank",
+        "error_in_one_forward",
+    ),
     4: ("mean_probe", "streams_are_cut_one_by_one", "positions"),
 }
 

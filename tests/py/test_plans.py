@@ -67,6 +67,8 @@ def test_objects_of_diffusers():
         ({"head": "x"}, ("'head'", "'x'")),
         ({"head": []}, ("'head'",)),
         ({"head": [In(1)]}, ("'head'", "ContextParallelOutput")),
+        ({"head": None}, ("'head'", "ContextParallelOutput")),
+        ({"head": [None, None]}, ("'head'", "ContextParallelOutput")),
         ({"head": Out("1")}, ("'head'", "gather_dim", "'1'")),
         ({"head": Out(True)}, ("'head'", "gather_dim", "True")),
         ({"head": Out(3, 3)}, ("'head'", "gather_dim is 3", "expected_dims is 3")),

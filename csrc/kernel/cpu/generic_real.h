@@ -115,8 +115,7 @@ static inline void REAL_NAME(product)(int64_t m, int64_t n, int64_t k, const REA
         for (int64_t i = 0; i < m; i++) {
             const REAL *from = a + i * a_row;
             REAL_NAME(vec)
-            s0 = {0},
-            s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+            s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
             for (int64_t l = 0; l < k; l++) {
                 const REAL_NAME(vec) *with =
                     (const REAL_NAME(vec) *)(b + l * b_row + j);
