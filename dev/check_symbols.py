@@ -35,7 +35,16 @@ WRITABLE_PY = re.compile(
     r"(\w+_)?(methods|slots|spec|getset|members|module|keywords|kwlist)|PyArray_API|PyArray_RUNTIME_VERSION"
 )
 # What the compiler's start files and the linker add to any shared object.
-TOOLCHAIN = {"__cpu_model", "__cpu_features2", "completed", "__dso_handle", "__TMC_END__", "__bss_start", "_edata", "_end"}
+TOOLCHAIN = {
+    "__cpu_model",
+    "__cpu_features2",
+    "completed",
+    "__dso_handle",
+    "__TMC_END__",
+    "__bss_start",
+    "_edata",
+    "_end",
+}
 
 
 def symbols(file, *options):
