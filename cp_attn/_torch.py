@@ -83,7 +83,7 @@ class _Shard(torch.autograd.Function):
     def forward(ctx, x, context, dim):
         share = context.shard(x, dim)
         ctx.shape, ctx.dim = x.shape, dim
-        ctx.first = _first(x.shape[dim], context.world_size, context.rank)
+        ctx.first, _ = part(x.shape[dim], context.rank, context.world_size)
         return share
 
     @staticmethod
@@ -94,10 +94,10 @@ class _Shard(torch.autograd.Function):
         return whole, None, None
 
 
-def _first(size, world, rank):
-    """Return where the share of `rank` begins."""
-    quotient, remainder = divmod(size, world)
-    return rank * quotient + min(rank, remainder)
+def part(size, rank, world):
+    """Return the first row and the number of rows that a rank holds of `size`, cut as `tensor_split` cuts."""
+    quotient, more = divmod(size, world)
+    return rank * quotient + min(rank, more), quotient + (rank < more)
 
 
 class _Gather(torch.autograd.Function):

@@ -10,11 +10,7 @@ a gradient that arrives from a loss that all ranks compute alike is divided by t
 import torch
 from torch.autograd.function import once_differentiable
 
-
-def part(size, rank, world):
-    """Return the first row and the number of rows that a rank holds of `size`."""
-    quotient, more = divmod(size, world)
-    return rank * quotient + min(rank, more), quotient + (rank < more)
+from .._torch import part
 
 
 def split(context, x, dim):

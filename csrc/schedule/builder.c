@@ -102,22 +102,6 @@ int32_t cp_build_tensor(struct cp_builder *builder, enum cp_buffer_kind kind,
     return number;
 }
 
-static const struct cp_panel *panel_of(const struct cp_plan *plan,
-                                       enum cp_layout layout)
-{
-    switch (layout) {
-    case CP_LAYOUT_K:
-        return &plan->format.k;
-    case CP_LAYOUT_V:
-        return &plan->format.v;
-    case CP_LAYOUT_STATE:
-        return &plan->format.state;
-    case CP_LAYOUT_PLAIN:
-        break;
-    }
-    return NULL;
-}
-
 /* Strides and bytes of a buffer from its shape. False where they overflow. */
 static bool lay_out(struct cp_buffer *buffer, const struct cp_panel *panel)
 {
@@ -160,7 +144,7 @@ int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
     buffer->layout = (uint8_t)layout;
     buffer->owner = arena->owner;
     buffer->offset_bytes = arena->bytes;
-    if (!lay_out(buffer, panel_of(builder->schedule->plan, layout)) ||
+    if (!lay_out(buffer, cp_schedule_panel(builder->schedule->plan, layout)) ||
         !cp_add_i64(arena->bytes, buffer->bytes, &end) ||
         !cp_add_i64(end, CP_PANEL_ALIGN, &end)) {
         fail(builder,

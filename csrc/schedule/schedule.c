@@ -25,6 +25,22 @@ const char *cp_step_name(enum cp_step_op op)
     return op < CP_STEP_OPS ? step_names[op] : "?";
 }
 
+const struct cp_panel *cp_schedule_panel(const struct cp_plan *plan,
+                                         enum cp_layout layout)
+{
+    switch (layout) {
+    case CP_LAYOUT_K:
+        return &plan->format.k;
+    case CP_LAYOUT_V:
+        return &plan->format.v;
+    case CP_LAYOUT_STATE:
+        return &plan->format.state;
+    case CP_LAYOUT_PLAIN:
+        break;
+    }
+    return NULL;
+}
+
 void cp_schedule_destroy(struct cp_schedule **schedule)
 {
     if (*schedule != NULL) {

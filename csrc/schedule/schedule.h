@@ -144,6 +144,10 @@ CP_NODISCARD enum cp_code cp_schedule_create(const struct cp_plan *plan, int ran
                                              struct cp_schedule **out);
 void cp_schedule_destroy(struct cp_schedule **schedule);
 
+/* The kernel's panel behind a layout; NULL for a plain one. */
+const struct cp_panel *cp_schedule_panel(const struct cp_plan *plan,
+                                         enum cp_layout layout);
+
 const char *cp_step_name(enum cp_step_op op);
 /* One line a buffer and a step. */
 void cp_schedule_print(const struct cp_schedule *schedule, FILE *file);

@@ -116,28 +116,13 @@ static bool is_tensor(const struct cp_buffer *buffer)
     return buffer->kind == CP_BUFFER_INPUT || buffer->kind == CP_BUFFER_OUTPUT;
 }
 
-static const struct cp_panel *panel_of(const struct cp_plan *plan,
-                                       const struct cp_buffer *buffer)
-{
-    switch ((enum cp_layout)buffer->layout) {
-    case CP_LAYOUT_K:
-        return &plan->format.k;
-    case CP_LAYOUT_V:
-        return &plan->format.v;
-    case CP_LAYOUT_STATE:
-        return &plan->format.state;
-    case CP_LAYOUT_PLAIN:
-        break;
-    }
-    return NULL;
-}
-
 struct cp_shape cp_verify_shape(const struct cp_plan *plan,
                                 const struct cp_buffer *buffer)
 {
     struct cp_shape shape = {.buffer = *buffer};
     struct cp_buffer *of = &shape.buffer;
-    const struct cp_panel *panel = panel_of(plan, buffer);
+    const struct cp_panel *panel =
+        cp_schedule_panel(plan, (enum cp_layout)buffer->layout);
     shape.unit_bytes = panel != NULL ? cp_panel_bytes(panel, buffer->n[1])
                                      : cp_dtype_bytes((enum cp_dtype)buffer->dtype);
     if (panel != NULL) {
