@@ -96,8 +96,8 @@ class _Shard(torch.autograd.Function):
 
 def part(size, rank, world):
     """Return the first row and the number of rows that a rank holds of `size`, cut as `tensor_split` cuts."""
-    quotient, more = divmod(size, world)
-    return rank * quotient + min(rank, more), quotient + (rank < more)
+    quotient, more = size // world, size % world  # divmod is not known to the compiler of torch
+    return rank * quotient + min(rank, more), quotient + (1 if rank < more else 0)
 
 
 class _Gather(torch.autograd.Function):

@@ -8,8 +8,6 @@ before. The dispatcher drops arguments that a backend is not registered for, so 
 import functools
 import inspect
 
-from .. import _C
-
 # By the kind of device: diffusers' names of the backends whose place cp_attn can take.
 COMPATIBLE = {"cpu": ("native", "_native_math", "_native_flash")}
 
@@ -128,16 +126,15 @@ def check(arguments):
             raise ValueError(f"attention was called with {name}={value!r}, which cp_attn has no place for")
 
 
-def attend(context, arguments):
-    """Run one attention call of the dispatcher on a context."""
-    return _C.attention(
+def attend(exchange, arguments):
+    """Run one attention call of the dispatcher."""
+    return exchange.attend(
         arguments["query"],
         arguments["key"],
         arguments["value"],
-        context,
-        attn_mask=arguments.get("attn_mask"),
-        is_causal=arguments.get("is_causal", False),
-        scale=arguments.get("scale"),
-        enable_gqa=arguments.get("enable_gqa", False),
-        return_lse=arguments.get("return_lse", False),
+        arguments.get("attn_mask"),
+        arguments.get("is_causal", False),
+        arguments.get("scale"),
+        arguments.get("enable_gqa", False),
+        arguments.get("return_lse", False),
     )

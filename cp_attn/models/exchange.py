@@ -1,4 +1,4 @@
-"""The two movements at the border of a parallel region. Hooks call these, and nothing else moves a hidden state.
+"""The movements at the border of a parallel region, and attention inside it. Nothing else moves a hidden state.
 
 Lengths follow `tensor_split`: with q, m = divmod(size, world) the first m ranks hold q + 1 rows, the others q.
 
@@ -9,31 +9,61 @@ a gradient that arrives from a loss that all ranks compute alike is divided by t
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
+from .. import _C, _ops
 from .._torch import part
 
 
-def split(context, x, dim):
-    """Return the rank's part of a whole tensor, a view. Its gradient is the part's, in zeros."""
-    first, count = part(x.shape[dim], context.rank, context.world_size)
-    return x.narrow(dim, first, count)
+class Exchange:
+    """What the ranks of one context do together. While compiling, torch sees operators in the place of C calls."""
+
+    def __init__(self, context):
+        self.context, self.rank, self.world = context, context.rank, context.world_size
+        self._number = _ops.number(context)
+
+    def split(self, x, dim):
+        """Return the rank's part of a whole tensor, a view. Its gradient is the part's, in zeros."""
+        first, count = part(x.shape[dim], self.rank, self.world)
+        return x.narrow(dim, first, count)
+
+    def gather(self, x, dim, size):
+        """Return the whole of a tensor of which every rank holds a part; the parts may have any sizes.
+
+        Its gradient is the part's rows of the sum of all ranks' gradients. `size`, of the whole, is a hint for the
+        compiler; None where it is not known.
+        """
+        if is_compiling():
+            gather = _ops.gather if _is_recorded(x) else _ops.gather_in_order
+            return gather(self._number, x, dim, size)
+        return _Gather.apply(x, self.context, dim) if _is_recorded(x) else self.context.gather(x, dim)
+
+    def leave(self, x):
+        """Return a value that leaves the model whole on every rank, so that every rank's loss counts it."""
+        return _Leave.apply(x, self.world) if isinstance(x, torch.Tensor) and _is_recorded(x) else x
+
+    def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse):
+        """Return the attention of the rank's queries to all keys, with its LSE if wanted."""
+        if is_compiling():
+            is_recorded = _is_recorded(q, k, v)
+            attention = _ops.attention if is_recorded else _ops.attention_in_order
+            found = attention(self._number, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, is_recorded)
+            return found if return_lse else found[0]
+        return _C.attention(
+            q,
+            k,
+            v,
+            self.context,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            return_lse=return_lse,
+        )
 
 
-def gather(context, x, dim):
-    """Return the whole of a tensor of which every rank holds a part; the parts may have any sizes.
-
-    Its gradient is the part's rows of the sum of all ranks' gradients.
-    """
-    return _Gather.apply(x, context, dim) if _is_recorded(x) else context.gather(x, dim)
-
-
-def leave(context, x):
-    """Return a value that leaves the model whole on every rank, so that every rank's loss counts it."""
-    return _Leave.apply(x, context.world_size) if isinstance(x, torch.Tensor) and _is_recorded(x) else x
-
-
-def _is_recorded(x):
-    return torch.is_grad_enabled() and x.requires_grad
+def _is_recorded(*tensors):
+    return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
 class _Gather(torch.autograd.Function):

@@ -3,9 +3,11 @@
 import warnings
 
 import torch
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from . import outputs
-from .exchange import gather, leave, part, split
+from .exchange import part
 from .plan import Axis, LocalTail
 from .resolve import parameters, position
 
@@ -54,10 +56,11 @@ class ModuleHook:
                 for i, where, x, axis in self._chosen(output, dict(enumerate(self._plan.gathers)))
                 if self._fits(where, x, axis)
             ]
-        context = self._parallel.context
-        output = outputs.replaced(output, {i: gather(context, x, axis.dim) for i, x, axis in chosen})
+        exchange = self._parallel.exchange
+        whole = {i: exchange.gather(x, axis.dim, self._parallel.size_of(x.shape[axis.dim])) for i, x, axis in chosen}
+        output = outputs.replaced(output, whole)
         if not self._path and self._parallel.is_whole_outside:
-            output = outputs.mapped(lambda x: leave(context, x), output)
+            output = outputs.mapped(exchange.leave, output)
         return output
 
     def _arguments(self, args, kwargs):
@@ -94,7 +97,7 @@ class ModuleHook:
         return outputs.replaced(value, changes)
 
     def _tail(self, size, tail):
-        first, count = part(size, self._parallel.context.rank, self._parallel.context.world_size)
+        first, count = part(size, self._parallel.exchange.rank, self._parallel.exchange.world)
         return min(count, max(0, first + count - (size - tail)))
 
     def _chosen(self, output, entries):
@@ -114,7 +117,7 @@ class ModuleHook:
     def _split(self, where, x, axis):
         if not self._fits(where, x, axis):
             return x
-        size, world = x.shape[axis.dim], self._parallel.context.world_size
+        size, world = x.shape[axis.dim], self._parallel.exchange.world
         what = f"{self._at(where)}: dim {axis.dim} has {size} rows"
         if size < world:
             raise ValueError(f"{what}, fewer than the {world} ranks: every rank needs at least one")
@@ -122,9 +125,8 @@ class ModuleHook:
             raise ValueError(
                 f"{what}, which {world} ranks cannot share evenly; use {self._parallel.way_out}, or another length"
             )
-        local = split(self._parallel.context, x, axis.dim)
-        if x.dim() > 2 and x.is_floating_point():
-            self._parallel.streams.add_split(where, size, local.shape[axis.dim])
+        local = self._parallel.exchange.split(x, axis.dim)
+        self._parallel.streams.add_split(where, size, local.shape[axis.dim])
         return local
 
     def _fits(self, where, x, axis):
@@ -144,6 +146,11 @@ class ModuleHook:
 
     def _at(self, where):
         return f"{where} of {f'module {self._path!r}' if self._path else 'the model'} ({self._class})"
+
+
+# Hooks that run outside of a compiled forward, as the model's own do, are no graphs of their own.
+for _hook in (ModuleHook._before, ModuleHook._after):
+    set_code_exec_strategy(_hook.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
 
 def warn(sentence):

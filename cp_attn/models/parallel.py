@@ -3,8 +3,10 @@
 from contextlib import contextmanager, suppress
 
 import torch
+from torch.compiler import assume_constant_result, is_compiling
 
 from . import dispatch
+from .exchange import Exchange
 from .hooks import ModuleHook, warn
 from .plans import refusal
 from .processors import Marks, check_backends, check_processors
@@ -18,6 +20,7 @@ class Parallel(dispatch.Marker):
 
     def __init__(self, model, config, context, plan, modules):
         self.model, self.config, self.context, self.plan = model, config, context, plan
+        self.exchange = Exchange(context)
         # A plan that gathers nothing leaves outputs split: each rank's loss is its own part of the sum.
         self.is_whole_outside = any(axis for module_plan in plan.values() for axis in module_plan.gathers)
         self.streams = Streams()
@@ -26,7 +29,7 @@ class Parallel(dispatch.Marker):
         self._hooks = {}
         self._warned = set()
         self._counters = []
-        self._ran = self._calls = 0  # in this forward: attention modules, and their calls that came here
+        self._has_run = self._has_come = False  # in this forward: an attention module, and a call that came here
         self._is_installed = False
 
     @property
@@ -45,6 +48,10 @@ class Parallel(dispatch.Marker):
         if self.config.ulysses_degree == 1:
             return "ring_anything"
         return "ulysses_anything" if self.config.ring_degree == 1 else "unified_anything"
+
+    def size_of(self, rows):
+        """Return the whole length of what this rank holds `rows` of; None where it cannot tell."""
+        return self.streams.size_of(rows) if self.is_anything else rows * self.exchange.world
 
     def commit(self):
         """Change the model; if that fails, leave it as it was."""
@@ -70,30 +77,48 @@ class Parallel(dispatch.Marker):
             dispatch.uninstall()
 
     def begin(self, arguments):
-        """Look, at the start of a forward, at everything that may have changed since the last one."""
-        if self.context.closed:
-            raise RuntimeError("the context of this model is closed; call enable_parallelism again")
+        """Start a forward."""
         self.streams = Streams()
-        self._ran = self._calls = 0
-        check_processors(self.model, self._modules)
         # An offloaded model is elsewhere until its forward runs; its inputs are where it will be.
-        devices = (x.device.type for x in arguments.values() if isinstance(x, torch.Tensor))
-        check_backends(self.model, self._modules, next(devices, "cpu"))
-        self._marks.refresh()
-        dispatch.refresh()
-        self._place_hooks()
+        devices = [x.device.type for x in arguments.values() if isinstance(x, torch.Tensor)]
+        self._look(devices[0] if devices else "cpu")
         reason = refusal(self.model, arguments)
         if reason:
             raise NotImplementedError(f"{type(self.model).__name__}: {reason}")
 
     def end(self):
-        """Look, at the end of a forward, whether its attention came here.
-
-        A forward without any is right: a cache may have answered in its place.
-        """
+        """End a forward."""
         # What checkpoints compute again while gradients are taken has been looked at, maybe two forwards ago.
         self.streams = Streams()
-        if self._ran and not self._calls:
+        self._check_attention()
+
+    # The compiler of torch calls the next four while it compiles, and writes nothing of them into its graph: a change
+    # of what they look at makes it compile anew.
+
+    @assume_constant_result
+    def _look(self, device):
+        """Look at everything that may have changed since the last forward."""
+        if self.context.closed:
+            raise RuntimeError("the context of this model is closed; call enable_parallelism again")
+        self._has_run = self._has_come = False
+        check_processors(self.model, self._modules)
+        check_backends(self.model, self._modules, device)
+        self._marks.refresh()
+        dispatch.refresh()
+        self._place_hooks()
+
+    @assume_constant_result
+    def _note_run(self):
+        self._has_run = True
+
+    @assume_constant_result
+    def _note_come(self):
+        self._has_come = True
+
+    @assume_constant_result
+    def _check_attention(self):
+        """Refuse a forward whose attention did not come here. One without any is right: a cache may have answered."""
+        if self._has_run and not self._has_come:
             raise RuntimeError(
                 f"no attention of {type(self.model).__name__} came to cp_attn in this forward: its processors do not "
                 "pass their _parallel_config to the dispatcher, and each rank saw its own part of the sequence only"
@@ -106,8 +131,8 @@ class Parallel(dispatch.Marker):
             sentence = self.streams.mixed(arguments["key"].shape[1])
             if sentence:
                 raise ValueError(sentence)
-        self._calls += 1
-        return dispatch.attend(self.context, arguments)
+        self._note_come()
+        return dispatch.attend(self.exchange, arguments)
 
     @contextmanager
     def together(self):
@@ -118,7 +143,8 @@ class Parallel(dispatch.Marker):
         try:
             yield
         except Exception as error:
-            if not self.context.closed:
+            # What compiling meets is raised again by the code that runs in its place.
+            if not is_compiling() and not self.context.closed:
                 # Where telling fails, for a context that is broken, the rank's own error still says more.
                 with suppress(Exception):
                     self.context.agree(error)
@@ -131,7 +157,7 @@ class Parallel(dispatch.Marker):
             warn(sentence)
 
     def _count(self, module, args):
-        self._ran += 1
+        self._note_run()
 
     def _place_hooks(self):
         for path, plan in self.plan.items():

@@ -1,46 +1,70 @@
-"""A guard: keys of which some are split and some are whole on every rank would count the whole ones once per rank.
+"""The lengths of one forward: of the streams that the plan has cut, and of the inputs that it left whole.
 
-Known are the lengths of the streams that the plan has cut in this forward, and of the inputs that it left whole. A
-length of keys that only adds up from both kinds is refused.
+A guard: keys of which some are split and some are whole on every rank would count the whole ones once per rank, so a
+length of keys that only adds up from both kinds is refused. Here are comparisons only, which the compiler of torch can
+make of lengths that it keeps open.
 """
 
 
 class Streams:
-    """The lengths of one forward."""
+    """Each stream is (name, its rows, those that this rank holds); of equal ones the first is kept."""
 
     def __init__(self):
-        self.split, self.whole = set(), set()
-        self._seen = {}
+        self.split, self.whole = (), ()
 
     def add_split(self, name, size, local):
         """Note a stream of `size` rows of which this rank holds `local`."""
-        self._note(self.split, (name, size, local))
+        # What is known already must not be written: checkpoints that are compiled admit no write.
+        if not _has(self.split, size, local):
+            self.split = (*self.split, (name, size, local))
 
     def add_whole(self, name, size):
         """Note an input of `size` rows that every rank holds whole."""
-        self._note(self.whole, (name, size, size))
+        if not _has(self.whole, size, size):
+            self.whole = (*self.whole, (name, size, size))
 
-    def _note(self, streams, stream):
-        if stream not in streams:
-            streams.add(stream)
-            self._seen.clear()
+    def size_of(self, rows):
+        """Return the whole length of what this rank holds `rows` of, split streams or joined ones; None if unsure."""
+        found = None
+        for local, chosen in _sums(self.split):
+            if local == rows:
+                size = sum([stream[1] for stream in chosen])
+                if found is not None and found != size:
+                    return None
+                found = size
+        return found
 
     def mixed(self, keys):
         """Return a sentence if `keys` local keys are split and whole ones together, else None."""
-        if keys not in self._seen:
-            split, whole = _sums(self.split), _sums(self.whole)
-            pairs = () if keys in split or keys in whole else ((split[a], whole.get(keys - a)) for a in split)
-            self._seen[keys] = next((_sentence(keys, a, b) for a, b in pairs if b), None)
-        return self._seen[keys]
+        if not self.whole:
+            return None
+        for _, _, rows in (*self.split, *self.whole):
+            if rows == keys:
+                return None
+        split, whole = _sums(self.split), _sums(self.whole)
+        for rows, _ in (*split, *whole):
+            if rows == keys:
+                return None
+        for rows, cut in split:
+            for more, full in whole:
+                if rows + more == keys:
+                    return _sentence(keys, cut, full)
+        return None
+
+
+def _has(streams, size, local):
+    for stream in streams:
+        if stream[1] == size and stream[2] == local:
+            return True
+    return False
 
 
 def _sums(streams):
-    """Return {local rows: streams that have them together} for every choice of at least one stream."""
-    sums = {0: ()}
-    for stream in sorted(streams):
-        sums.update({rows + stream[2]: (*chosen, stream) for rows, chosen in sums.items() if len(chosen) < 4})
-    sums.pop(0)
-    return sums
+    """Return [(local rows, streams that have them together)] for every choice of one to four streams."""
+    sums = [(0, ())]
+    for stream in streams:
+        sums += [(rows + stream[2], (*chosen, stream)) for rows, chosen in sums if len(chosen) < 4]
+    return sums[1:]
 
 
 def _sentence(keys, split, whole):

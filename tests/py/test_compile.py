@@ -1,0 +1,49 @@
+"""torch.compile of enabled models: one graph, and the numbers of eager code."""
+
+import functools
+
+import pytest
+from launch import launch
+
+pytest.importorskip("diffusers")
+
+MODELS = (
+    "flux,ring",
+    "flux,ulysses,wrapper,compile_first",
+    "flux,ring_anything,in_place",
+    "wan,ring_anything,wrapper,compile_first",
+    "wan,ulysses_anything,function",
+    "wan,ring,blocks",
+)
+SCENES = ("lengths,ring_anything", "checkpoints,ring", "changes,ring", "refused,ring")
+
+
+@functools.cache
+def ran(world, *scenes):
+    return launch("ranks_compile.py", world, *scenes, timeout=400)
+
+
+def lines(ranks, name):
+    for rank in ranks:
+        line = rank.line(name=name)
+        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
+        yield line
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_model(model):
+    for line in lines(ran(2, *[f"model,{model}" for model in MODELS]), f"model,{model}"):
+        assert max(line["difference"], line["again"], line["gradients"], line["after"]) <= 1e-5, line
+        # Blocks are compiled one by one; the first and the others have different hooks.
+        assert line["graphs"] == 1 or "blocks" in model, line
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_scene(scene):
+    for line in lines(ran(2, *SCENES), scene):
+        assert line["difference"] <= 1e-5, line
+
+
+def test_three_ranks():
+    for line in lines(ran(3, "model,flux,ring_anything"), "model,flux,ring_anything"):
+        assert line["graphs"] == 1 and max(line["difference"], line["gradients"]) <= 1e-5, line
