@@ -1,5 +1,6 @@
 """One enabled model: its context, hooks, marks, and what one forward of it has seen."""
 
+import weakref
 from contextlib import contextmanager, suppress
 
 import torch
@@ -30,7 +31,7 @@ class Parallel(dispatch.Marker):
         self._warned = set()
         self._counters = []
         self._has_run = self._has_come = False  # in this forward: an attention module, and a call that came here
-        self._is_installed = False
+        self._leave_dispatch = None
 
     @property
     def context_parallel_config(self):
@@ -57,7 +58,9 @@ class Parallel(dispatch.Marker):
         """Change the model; if that fails, leave it as it was."""
         try:
             dispatch.install()
-            self._is_installed = True
+            # A model that goes away while it is enabled takes its wrapping along.
+            self._leave_dispatch = weakref.finalize(self.model, dispatch.uninstall)
+            self._leave_dispatch.atexit = False
             self._marks.refresh()
             self._place_hooks()
             self._counters = [module.register_forward_pre_hook(self._count) for _, module in self._modules]
@@ -72,9 +75,8 @@ class Parallel(dispatch.Marker):
         self._hooks.clear()
         self._counters.clear()
         self._marks.remove()
-        if self._is_installed:
-            self._is_installed = False
-            dispatch.uninstall()
+        if self._leave_dispatch is not None:
+            self._leave_dispatch()
 
     def begin(self, arguments):
         """Start a forward."""

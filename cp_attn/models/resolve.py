@@ -30,6 +30,8 @@ def resolve(model, plan):
                 found[path].merge(own, path)
             else:
                 found[path] = own
+    if not any(module_plan.inputs or module_plan.outputs for module_plan in found.values()):
+        raise ValueError("the plan splits nothing: what it gathers would come back once for each rank")
     found.setdefault("", ModulePlan())
     return found
 

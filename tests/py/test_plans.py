@@ -108,6 +108,7 @@ def test_star():
         ({"blocks.*": {"x": In(1)}}, ("'blocks.*'", "Block.forward", "'x'")),
         ({"blocks.*": {"hidden": In(1)}, "blocks.1": {"hidden": In(1)}}, ("'blocks.1'", "'hidden'", "twice")),
         ({"blocks.*": Out(1), "blocks.1": Out(1)}, ("'blocks.1'", "twice")),
+        ({"head": Out(1), "blocks.1": Out(1)}, ("splits nothing",)),
     ],
 )
 def test_does_not_fit_the_model(plan, words):
