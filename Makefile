@@ -9,13 +9,15 @@ TORCH_INDEX ?=
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
 C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu')
 
-.PHONY: help venv demo test check lint format bench ctest clean
+.PHONY: help venv demo train test check soak lint format bench ctest clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     sample digits on 2 and on 3 CPU ranks; writes digits.png"
+	@echo "make train    train the digit model for 50 steps on 2 and on 3 CPU ranks; compare with one process"
 	@echo "make test     C tests and Python tests"
 	@echo "make check    C tests under AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make soak     hurt ranks at random points for two minutes; SECONDS_OF_SOAK=3600 for an hour"
 	@echo "make lint     ruff, clang-format, the layers, one test for each source"
 	@echo "make format   rewrite C and Python in the project's format"
 	@echo "make bench    kernel speed on this machine"
@@ -70,12 +72,21 @@ format: $(VENV)/requirements
 	@$(BIN)/ruff format $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/clang-format -i $(C_FILES)
 
-DEMO := $(BIN)/python -m torch.distributed.run --standalone
+TORCHRUN := $(BIN)/python -m torch.distributed.run --standalone
 demo: venv
 	@echo "two ranks, ring attention"
-	@$(DEMO) --nproc-per-node 2 examples/digits/sample.py --ring-degree 2
+	@$(TORCHRUN) --nproc-per-node 2 examples/digits/sample.py --ring-degree 2
 	@echo "three ranks, uneven ring attention"
-	@$(DEMO) --nproc-per-node 3 examples/digits/sample.py --ring-degree 3 --ring-anything
+	@$(TORCHRUN) --nproc-per-node 3 examples/digits/sample.py --ring-degree 3 --ring-anything
+
+TRAIN := examples/digits/train.py --steps 50 --compare
+train: venv
+	@$(TORCHRUN) --nproc-per-node 2 $(TRAIN) --ring-degree 2 --ring-anything
+	@$(TORCHRUN) --nproc-per-node 3 $(TRAIN) --ulysses-degree 3 --ulysses-anything
+
+SECONDS_OF_SOAK ?= 120
+soak: venv
+	@$(BIN)/python tests/soak --seconds $(SECONDS_OF_SOAK)
 
 bench: venv
 	@$(BIN)/python -m benchmarks.kernels

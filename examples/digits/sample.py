@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from model import IMAGE_TOKENS, SIDE, load, sample
 from PIL import Image
+from ranks import parse, take_share_of_cores
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 
@@ -22,34 +23,6 @@ import cp_attn
 EACH = 10  # drawings of each digit
 MAX_DIFFERENCE = 1e-4  # of pixels that run from -1 to 1
 MIN_SHARE = 0.90
-
-
-def parse(rank):
-    """Return the arguments and the parallel config, or None as config where one process draws alone."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ring-degree", type=int, help="ranks in a ring")
-    parser.add_argument("--ulysses-degree", type=int, help="ranks in an all-to-all group")
-    parser.add_argument("--ring-anything", action="store_true", help="ring, any sequence length")
-    parser.add_argument("--ulysses-anything", action="store_true", help="Ulysses, any sequence length and head count")
-    parser.add_argument("--unified-anything", action="store_true", help="both, any sequence length and head count")
-    parser.add_argument("--steps", type=int, default=30, help="Euler steps (default 30)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture (default digits.png)")
-    args = parser.parse_args()
-    fields = ("ring_degree", "ulysses_degree", "ring_anything", "ulysses_anything", "unified_anything")
-    flags = {field: getattr(args, field) for field in fields if getattr(args, field)}
-    if args.steps < 1:
-        parser.error(f"--steps is {args.steps}; at least one is needed")
-    if not flags and rank is None:
-        return args, None
-    if rank is None:
-        parser.error("these flags need ranks: torchrun --nproc-per-node=N sample.py ..., N = ring x ulysses degree")
-    if not flags:
-        parser.error("torchrun started ranks, but neither --ring-degree nor --ulysses-degree says how to use them")
-    try:
-        return args, cp_attn.ContextParallelConfig(**flags)
-    except ValueError as error:
-        parser.error(str(error))
 
 
 def memory(field):
@@ -105,12 +78,14 @@ def save_picture(images, path):
 
 def main():
     """Draw, compare and report; the result is the exit status, a sentence where it is a failure."""
-    rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
-    args, config = parse(rank)
-    is_first = not rank
-    # torchrun would leave a process one thread. All drawings get a rank's share of the cores: what is compared is one
-    # process with as many ranks, each like it.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30, help="Euler steps (default 30)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
+    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture (default digits.png)")
+    args, config = parse(parser)
+    is_first = os.environ.get("RANK", "0") == "0"
+    # All drawings get a rank's share: what is compared is one process with as many ranks, each like it.
+    take_share_of_cores()
     transformer, prompts = load()
     failures = []
 
