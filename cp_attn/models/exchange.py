@@ -44,6 +44,8 @@ class Exchange:
 
     def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse):
         """Return the attention of the rank's queries to all keys, with its LSE if wanted."""
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v, mask = (_autocast(x) for x in (q, k, v, mask))
         if is_compiling():
             is_recorded = _is_recorded(q, k, v)
             attention = _ops.attention if is_recorded else _ops.attention_in_order
@@ -60,6 +62,13 @@ class Exchange:
             enable_gqa=enable_gqa,
             return_lse=return_lse,
         )
+
+
+def _autocast(x):
+    """Cast as torch casts what its own attention gets."""
+    if x is None or not x.is_floating_point() or x.dtype is torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def _is_recorded(*tensors):
