@@ -35,7 +35,13 @@ class _Attention(torch.autograd.Function):
         # Whether the LSE has a gradient is decided by the call, as on every other rank, and not by what a rank's loss
         # makes of it: autograd fills in zeros.
         dlse = dlse if ctx.return_lse else None
-        grads = _AttentionGrad.apply(dout, dlse, *ctx.saved_tensors, ctx.foreign_mask, ctx.call)
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError as error:
+            # Changed in place since, on this rank perhaps alone: the others are on their way to the exchange.
+            ctx.call[0].agree(error)
+            raise
+        grads = _AttentionGrad.apply(dout, dlse, *saved, ctx.foreign_mask, ctx.call)
         grads = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)]
         return (*grads, *[None] * 8)
 

@@ -346,6 +346,29 @@ enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record
     return code;
 }
 
+enum cp_code cp_context_confirm(struct cp_context *context,
+                                const struct cp_status *error)
+{
+    CP_TRY(check_process(context));
+    if (context->call == NULL) {
+        return cp_fail(CP_ERR_INTERNAL, "confirm without a call that was begun");
+    }
+    const struct cp_record *begun = &context->records[context->comm->rank];
+    struct cp_record ready = {.call = begun->call};
+    memcpy(ready.sizes, begun->sizes, sizeof ready.sizes);
+    if (error != NULL) {
+        ready.status = *error;
+    }
+    enum cp_code code = exchange(context, &ready);
+    if (code == CP_OK) {
+        code = agree(context, &ready);
+    }
+    if (code != CP_OK) {
+        context->call = NULL;
+    }
+    return code;
+}
+
 bool cp_context_error_is_own(const struct cp_context *context)
 {
     return context->is_own_error;

@@ -2,15 +2,16 @@
  * communicator, the gate, the plans and the workspace, and takes every call through the
  * same steps: gate, agreement, plan and room, run.
  *
- * A call is two functions, so that an output whose size depends on all ranks can be
- * made in between:
+ * A call is two functions, or three where an output's size depends on all ranks, so
+ * that it can be made in between:
  *
  *     cp_context_begin     all ranks agree, or all get the same error and may go on
+ *     cp_context_confirm   (gather) all ranks have their output, or the same again
  *     cp_context_execute   data moves; an error breaks the context
  *
- * After a successful begin, execute or cp_context_abandon must follow. One thread at a
- * time: a second one gets CP_ERR_RUNTIME. In a forked child every function but destroy
- * gives CP_ERR_RUNTIME. */
+ * After a successful begin or confirm, the next one or cp_context_abandon must follow.
+ * One thread at a time: a second one gets CP_ERR_RUNTIME. In a forked child every
+ * function but destroy gives CP_ERR_RUNTIME. */
 #ifndef CP_EXEC_CONTEXT_H
 #define CP_EXEC_CONTEXT_H
 
@@ -85,8 +86,14 @@ CP_NODISCARD enum cp_code cp_context_begin(struct cp_context *context,
                                            const struct cp_record *mine,
                                            const struct cp_plan **plan);
 
-/* True when the error that begin just returned is the one that this rank itself
- * brought. */
+/* After begin, where more memory is needed than could be reserved before it, by all
+ * ranks alike. `error`: why this rank has not got it, or NULL; it comes back on all
+ * ranks, and the call is over. */
+CP_NODISCARD enum cp_code cp_context_confirm(struct cp_context *context,
+                                             const struct cp_status *error);
+
+/* True when the error that begin or confirm just returned is the one that this rank
+ * itself brought. */
 bool cp_context_error_is_own(const struct cp_context *context);
 
 /* Moves and computes. `tensors` by role, data NULL where the call has none. */

@@ -103,6 +103,8 @@ static int module_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(state->torch_tensor);
     Py_VISIT(state->torch_no_dispatch);
     Py_VISIT(state->torch_is_grad_enabled);
+    Py_VISIT(state->torch_is_wrapped);
+    Py_VISIT(state->torch_forward_ad);
     return 0;
 }
 
@@ -118,6 +120,8 @@ static int module_clear(PyObject *self)
     Py_CLEAR(state->torch_tensor);
     Py_CLEAR(state->torch_no_dispatch);
     Py_CLEAR(state->torch_is_grad_enabled);
+    Py_CLEAR(state->torch_is_wrapped);
+    Py_CLEAR(state->torch_forward_ad);
 #define NAME_CLEAR(field, text) Py_CLEAR(state->names.field);
     MODULE_NAMES(NAME_CLEAR)
 #undef NAME_CLEAR

@@ -22,8 +22,12 @@
     X(is_conj, "is_conj")                                                              \
     X(resolve_neg, "resolve_neg")                                                      \
     X(resolve_conj, "resolve_conj")                                                    \
+    X(is_inference, "is_inference")                                                    \
+    X(current_level, "_current_level")                                                 \
+    X(unpack_dual, "unpack_dual")                                                      \
     X(torch, "torch")                                                                  \
     X(numpy, "numpy")                                                                  \
+    X(numpy_ma, "numpy.ma")                                                            \
     X(context_for, "context_for")                                                      \
     X(attention, "attention")                                                          \
     X(shard, "shard")                                                                  \
@@ -37,11 +41,13 @@ struct module_names {
 
 struct module_state {
     PyTypeObject *config_type, *context_type, *buffer_type;
-    PyObject *error_of[CP_CODE_COUNT]; /* the exception class of every code */
+    PyObject
+        *error_of[CP_CODE_COUNT]; /* the exception class of every code of the core */
     struct module_names names;
     /* Of torch; NULL until a tensor of it was seen. */
     PyObject *torch_tensor, *torch_no_dispatch, *torch_is_grad_enabled;
-    int has_numpy; /* NumPy's C API has been loaded */
+    PyObject *torch_is_wrapped, *torch_forward_ad; /* NULL: this torch has none */
+    int has_numpy;                                 /* NumPy's C API has been loaded */
 };
 
 /* A docstring as a slot's value: slots are not const, and nobody writes to this one. */
@@ -74,6 +80,7 @@ void error_restore(PyObject *error);
 PyObject *error_keep(void);
 
 /* Writes what other ranks shall hear of a Python exception. */
-void error_to_status(PyObject *error, int rank, struct cp_status *status);
+void error_to_status(const struct module_state *state, PyObject *error, int rank,
+                     struct cp_status *status);
 
 #endif

@@ -51,6 +51,20 @@ int args_collect(const struct arg_names *spec, PyObject *const *args, Py_ssize_t
     return result;
 }
 
+PyObject *args_int(PyObject *value, const char *name)
+{
+    if (PyIndex_Check(value) && !PyBool_Check(value)) {
+        PyObject *number = PyNumber_Index(value);
+        /* What has __index__ may still have none for its own value, as a float array. */
+        if (number != NULL || !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return number;
+        }
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be an int, not %s", name,
+                 Py_TYPE(value)->tp_name);
+    return NULL;
+}
+
 int args_flag(PyObject *value, int *out)
 {
     int truth = value == NULL ? *out : PyObject_IsTrue(value);

@@ -16,6 +16,10 @@ struct arg_names {
 int args_collect(const struct arg_names *spec, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames, PyObject **values);
 
+/* A whole number is what has __index__, NumPy's too, but no bool. A new reference to an int, or NULL with an exception:
+ * a TypeError that names the argument. */
+PyObject *args_int(PyObject *value, const char *name);
+
 /* 0 or 1 into `out`; `value` NULL leaves it. */
 int args_flag(PyObject *value, int *out);
 

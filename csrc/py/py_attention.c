@@ -120,6 +120,40 @@ static int parse_forward(struct call *call)
     return call_parse(call) < 0 ? -1 : create_forward_outputs(call);
 }
 
+/* A gradient that would be lost is refused, whether or not the others are recorded. */
+static int check_mask(const struct call *call)
+{
+    PyObject *mask = call->values[ARG_MASK];
+    int needs_grad = call_is_given(mask) ? torch_needs_grad(call->state, &mask, 1) : 0;
+    return needs_grad <= 0
+               ? needs_grad
+               : py_check(call->state,
+                          cp_fail(CP_ERR_UNSUPPORTED,
+                                  "attn_mask requires grad, but attention has no "
+                                  "gradient for its mask; pass attn_mask.detach()"));
+}
+
+/* 1 where the call has to be recorded, 0, or -1. What autograd would refuse, it would refuse only once data has moved,
+ * on this rank alone. */
+static int check_recorded(const struct call *call)
+{
+    static const int saved[] = {ARG_Q, ARG_K, ARG_V, ARG_MASK};
+    int needs_grad = torch_needs_grad(call->state, call->values, ARG_V + 1);
+    if (check_mask(call) < 0) {
+        return -1;
+    }
+    for (size_t i = 0; needs_grad > 0 && i < sizeof saved / sizeof saved[0]; i++) {
+        PyObject *value = call->values[saved[i]];
+        bool is_mask = saved[i] == ARG_MASK;
+        if ((!is_mask || call_is_given(value)) &&
+            torch_check_saved(call->state, value, call_arg_names[saved[i]], is_mask) <
+                0) {
+            return -1;
+        }
+    }
+    return needs_grad;
+}
+
 /* Through autograd, which calls this function again without recording. */
 static PyObject *call_recorded(const struct call *call, PyObject *const *args,
                                Py_ssize_t nargs, PyObject *kwnames)
@@ -158,12 +192,7 @@ PyObject *mod_attention(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
     bool is_whole = call.values[ARG_Q] != NULL && call.values[ARG_K] != NULL &&
                     call.values[ARG_V] != NULL;
     /* What lacks an argument is refused at the gate, like any other error. */
-    int needs_grad = error == NULL && is_whole
-                         ? torch_needs_grad(call.state, call.values, ARG_V + 1)
-                         : 0;
-    if (needs_grad > 0) {
-        return call_recorded(&call, args, nargs, kwnames);
-    }
+    int needs_grad = error == NULL && is_whole ? check_recorded(&call) : 0;
     if (needs_grad < 0) {
         error = error_keep();
     }
@@ -171,6 +200,15 @@ PyObject *mod_attention(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
     if (call.context == NULL) {
         Py_XDECREF(error);
         return NULL;
+    }
+    if (needs_grad > 0) {
+        uint64_t begun = call.context->begun;
+        PyObject *answer = call_recorded(&call, args, nargs, kwnames);
+        error = answer == NULL ? context_untold(call.context, begun) : NULL;
+        if (error == NULL) {
+            Py_CLEAR(call.context);
+            return answer;
+        }
     }
     return call_run(&call, parse_forward, error, forward_answer);
 }

@@ -1,14 +1,15 @@
 /* The steps of a call, and the arguments that both directions have in common. */
 #include "py_call.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/agree.h"
 #include "plan/plan.h"
 #include "py_args.h"
-#include "py_torch.h"
 
 const char *const call_arg_names[ARG_COUNT] = {
     "q",         "k",       "v",          "context_or_config", "attn_mask",
@@ -162,20 +163,8 @@ static enum cp_code view_mask(struct call *call)
 
 static int parse_mask(struct call *call)
 {
-    PyObject *mask = call->values[ARG_MASK];
-    if (!call_is_given(mask)) {
+    if (!call_is_given(call->values[ARG_MASK])) {
         return 0;
-    }
-    int needs_grad = torch_needs_grad(call->state, &mask, 1);
-    if (needs_grad != 0) {
-        if (needs_grad > 0) {
-            return py_check(
-                call->state,
-                cp_fail(CP_ERR_UNSUPPORTED,
-                        "attn_mask requires grad, but attention has no gradient for "
-                        "its mask; pass attn_mask.detach()"));
-        }
-        return -1;
     }
     if (call_import(call, CP_TENSOR_MASK, ARG_MASK, "attn_mask") < 0) {
         return -1;
@@ -218,11 +207,31 @@ static int parse_flags(struct call *call)
 static int parse_number(PyObject *value, const char *name, double *out)
 {
     *out = PyFloat_AsDouble(value);
-    if (*out == -1.0 && PyErr_Occurred()) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "%s must be a number, not %s", name,
-                         Py_TYPE(value)->tp_name);
-        }
+    if (*out != -1.0 || !PyErr_Occurred()) {
+        return 0;
+    }
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a number, not %s", name,
+                     Py_TYPE(value)->tp_name);
+    } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Format(PyExc_ValueError, "%s is an int beyond what a float holds", name);
+    }
+    return -1;
+}
+
+/* Scores are of the type that sums have: a scale beyond it would make every one of them infinite or NaN. */
+static int check_scale(const struct call *call, double scale, PyObject *given)
+{
+    enum cp_dtype dtype = (enum cp_dtype)call->record.call.dtype;
+    if (!isfinite(scale)) {
+        PyErr_Format(PyExc_ValueError, "scale=%S; allowed: any finite number", given);
+        return -1;
+    }
+    if (cp_dtype_sum(dtype) == CP_DTYPE_FLOAT32 && fabs(scale) > (double)FLT_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "scale=%S; allowed where q has dtype %s: up to 3.4e+38 in "
+                     "magnitude, since its scores are float32",
+                     given, cp_dtype_name(dtype));
         return -1;
     }
     return 0;
@@ -234,12 +243,8 @@ static int parse_numbers(struct call *call)
     double dropout = 0.0;
     PyObject *given = call->values[ARG_SCALE];
     if (call_is_given(given)) {
-        if (parse_number(given, "scale", &scale) < 0) {
-            return -1;
-        }
-        if (!isfinite(scale)) {
-            PyErr_Format(PyExc_ValueError, "scale=%S; allowed: any finite number",
-                         given);
+        if (parse_number(given, "scale", &scale) < 0 ||
+            check_scale(call, scale, given) < 0) {
             return -1;
         }
     }
@@ -257,28 +262,56 @@ static int parse_numbers(struct call *call)
     return 0;
 }
 
+/* Item `rank` of a list of lengths. */
+static int parse_length(PyObject *list, const char *name, int rank, int64_t *out)
+{
+    char place[32];
+    int overflow = 0;
+    (void)snprintf(place, sizeof place, "%s[%d]", name, rank);
+    PyObject *index = PyLong_FromLong(rank);
+    PyObject *item = index == NULL ? NULL : PyObject_GetItem(list, index);
+    PyObject *number = item == NULL ? NULL : args_int(item, place);
+    Py_XDECREF(item);
+    Py_XDECREF(index);
+    if (number == NULL) {
+        return -1;
+    }
+    long long length = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    if (overflow != 0 || length < 0) {
+        PyErr_Format(PyExc_ValueError, "%s is no length: it is %s", place,
+                     overflow > 0 ? "too large" : "negative");
+        return -1;
+    }
+    *out = length;
+    return 0;
+}
+
 /* The lengths of all ranks, the own one of which is known. */
 static int parse_lengths(const struct call *call, int arg, int64_t own,
                          int64_t *lengths)
 {
     const char *name = call_arg_names[arg];
     const ContextObject *context = call->context;
-    PyObject *list = PySequence_Fast(call->values[arg],
-                                     "seq_lens and kv_lens must be sequences of ints");
-    if (list == NULL) {
+    PyObject *list = call->values[arg];
+    /* Torch's tensors are no sequences to C. Not any iterable: one without an end would keep all ranks waiting. */
+    bool is_list =
+        (PySequence_Check(list) || PyMapping_Check(list)) && !PyDict_Check(list);
+    Py_ssize_t count = is_list ? PyObject_Size(list) : -1;
+    if (count < 0) {
+        PyErr_Format(PyExc_TypeError, "%s must be a sequence of ints, not %s", name,
+                     Py_TYPE(list)->tp_name);
         return -1;
     }
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
     if (count != context->world) {
         PyErr_Format(PyExc_ValueError, "%s has %zd lengths for %d ranks", name, count,
                      context->world);
-    }
-    for (Py_ssize_t rank = 0; !PyErr_Occurred() && rank < count; rank++) {
-        lengths[rank] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list, rank));
-    }
-    Py_DECREF(list);
-    if (PyErr_Occurred()) {
         return -1;
+    }
+    for (int rank = 0; rank < context->world; rank++) {
+        if (parse_length(list, name, rank, &lengths[rank]) < 0) {
+            return -1;
+        }
     }
     if (lengths[context->rank] != own) {
         PyErr_Format(PyExc_ValueError, "%s says %lld for rank %d, whose length is %lld",

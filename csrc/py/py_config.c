@@ -9,6 +9,7 @@
 #include <structmember.h>
 
 #include "plan/plan.h"
+#include "py_args.h"
 
 /* How a kind of field comes from Python and goes there. */
 struct kind {
@@ -22,7 +23,12 @@ struct kind {
 
 static bool is_int(PyObject *value)
 {
-    return PyLong_Check(value) && !PyBool_Check(value);
+    PyObject *number = args_int(value, "a field");
+    if (number == NULL) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(number);
+    return number != NULL;
 }
 
 static bool degree_accepts(PyObject *value)
@@ -37,6 +43,7 @@ static void degree_read(PyObject *value, void *place)
     }
     int overflow = 0;
     long degree = PyLong_AsLongAndOverflow(value, &overflow);
+    PyErr_Clear(); /* an __index__ that gave a number before and gives none now: -1 */
     if (overflow > 0 || degree > INT_MAX) {
         degree = INT_MAX;
     } else if (overflow < 0 || degree < 0) {

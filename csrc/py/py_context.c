@@ -31,7 +31,8 @@ static enum cp_code run_signal_handlers(void *arg)
     return code;
 }
 
-static enum cp_code join(ContextObject *self, const char *key, PyObject *error)
+static enum cp_code join(ContextObject *self, const struct module_state *state,
+                         const char *key, PyObject *error)
 {
     struct cp_status found;
     struct cp_join_args args = {
@@ -43,7 +44,7 @@ static enum cp_code join(ContextObject *self, const char *key, PyObject *error)
         .interrupt_arg = self,
     };
     if (error != NULL) {
-        error_to_status(error, self->rank, &found);
+        error_to_status(state, error, self->rank, &found);
         args.error = &found;
     } else {
         args.config = config_to_core((ConfigObject *)self->config);
@@ -54,16 +55,11 @@ static enum cp_code join(ContextObject *self, const char *key, PyObject *error)
     return code;
 }
 
-int context_begin(ContextObject *self, const struct module_state *state,
-                  struct cp_record *record, PyObject *error,
-                  const struct cp_plan **plan)
+/* How an exchange ended to which this rank brought `error`, taken, or NULL: 0, or -1 with that very object, or with what
+ * another rank brought. */
+static int settle(ContextObject *self, const struct module_state *state,
+                  enum cp_code code, PyObject *error)
 {
-    if (error != NULL) {
-        error_to_status(error, self->rank, &record->status);
-    }
-    self->thread = PyEval_SaveThread();
-    enum cp_code code = cp_context_begin(self->core, record, plan);
-    PyEval_RestoreThread(self->thread);
     if (code == CP_OK && error == NULL) {
         return 0;
     }
@@ -78,6 +74,40 @@ int context_begin(ContextObject *self, const struct module_state *state,
     Py_XDECREF(error);
     py_raise(state, code);
     return -1;
+}
+
+int context_begin(ContextObject *self, const struct module_state *state,
+                  struct cp_record *record, PyObject *error,
+                  const struct cp_plan **plan)
+{
+    self->begun++;
+    if (error != NULL) {
+        error_to_status(state, error, self->rank, &record->status);
+    }
+    self->thread = PyEval_SaveThread();
+    enum cp_code code = cp_context_begin(self->core, record, plan);
+    PyEval_RestoreThread(self->thread);
+    return settle(self, state, code, error);
+}
+
+PyObject *context_untold(const ContextObject *self, uint64_t begun)
+{
+    bool is_untold = self->begun == begun && PyErr_Occurred() != NULL &&
+                     PyErr_ExceptionMatches(PyExc_Exception);
+    return is_untold ? error_take() : NULL;
+}
+
+int context_confirm(ContextObject *self, const struct module_state *state,
+                    PyObject *error)
+{
+    struct cp_status found;
+    if (error != NULL) {
+        error_to_status(state, error, self->rank, &found);
+    }
+    self->thread = PyEval_SaveThread();
+    enum cp_code code = cp_context_confirm(self->core, error != NULL ? &found : NULL);
+    PyEval_RestoreThread(self->thread);
+    return settle(self, state, code, error);
 }
 
 int context_execute(ContextObject *self, const struct module_state *state,
@@ -110,7 +140,7 @@ void context_abandon(ContextObject *self)
 {
     struct cp_status status;
     PyObject *error = error_keep();
-    error_to_status(error, self->rank, &status);
+    error_to_status(type_state_of((PyObject *)self), error, self->rank, &status);
     (void)cp_fail_as(&status);
     cp_context_abandon(self->core);
     error_restore(error);
@@ -123,7 +153,7 @@ void context_abandon(ContextObject *self)
 static int context_join(ContextObject *self, const struct module_state *state,
                         const char *key, PyObject *error)
 {
-    enum cp_code code = join(self, key, error);
+    enum cp_code code = join(self, state, key, error);
     if (code == CP_OK) {
         return 0;
     }
@@ -252,6 +282,23 @@ PyDoc_STRVAR(context_exit_doc, "__exit__($self, /, *exception)\n"
 static PyObject *context_exit_block(ContextObject *self, PyObject *Py_UNUSED(exception))
 {
     return context_close(self, NULL);
+}
+
+PyDoc_STRVAR(context_reduce_doc,
+             "__reduce__($self, /)\n"
+             "--\n\n"
+             "Raise a TypeError: a context can be neither copied nor pickled.");
+
+static PyObject *context_reduce(ContextObject *Py_UNUSED(self),
+                                PyObject *Py_UNUSED(unused))
+{
+    PyErr_SetString(
+        PyExc_TypeError,
+        "a Context can be neither copied nor pickled: it is this process's place among "
+        "the ranks. Copy or save a model before it is enabled, or after "
+        "cp_attn.disable_parallelism(model); make a new context in each process with "
+        "cp_attn.init(config)");
+    return NULL;
 }
 
 PyDoc_STRVAR(
@@ -396,6 +443,8 @@ static PyMethodDef context_methods[] = {
     {"agree", FASTCALL(context_agree), context_agree_doc},
     {"close", (PyCFunction)(void (*)(void))context_close, METH_NOARGS,
      context_close_doc},
+    {"__reduce__", (PyCFunction)(void (*)(void))context_reduce, METH_NOARGS,
+     context_reduce_doc},
     {"__enter__", (PyCFunction)(void (*)(void))context_enter_block, METH_NOARGS,
      context_enter_doc},
     {"__exit__", (PyCFunction)(void (*)(void))context_exit_block, METH_VARARGS,

@@ -9,6 +9,7 @@ typedef struct {
     PyObject *config;                      /* a ConfigObject */
     PyObject *weakrefs;
     PyThreadState *thread; /* of the call that is in the core without the GIL */
+    uint64_t begun;        /* calls that have come to the gate */
     int rank, world;
 } ContextObject;
 
@@ -23,6 +24,12 @@ void context_leave(ContextObject *self);
 int context_begin(ContextObject *self, const struct module_state *state,
                   struct cp_record *record, PyObject *error,
                   const struct cp_plan **plan);
+/* After a failed call through Python code, `begun` being what it was before: the exception, taken, if it came before
+ * the gate and has to be told there; else NULL. What ends the process is not told, but raised at once. */
+PyObject *context_untold(const ContextObject *self, uint64_t begun);
+/* After context_begin of a gather: whether all ranks have their output. `error` as there. */
+int context_confirm(ContextObject *self, const struct module_state *state,
+                    PyObject *error);
 int context_execute(ContextObject *self, const struct module_state *state,
                     const struct cp_view *tensors);
 /* After context_begin, when execute cannot follow: breaks the context with the exception that is set. */

@@ -2,6 +2,7 @@
  * exchange whose output can only be sized once they have, a reduce_scatter one whose output the caller has sized. */
 #include "py_cut.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -52,6 +53,9 @@ const char context_gather_doc[] =
     "    alike: x gets its own slice.\n\n"
     "Raises\n"
     "------\n"
+    "MemoryError\n"
+    "    A rank has no memory for the whole. All ranks raise, and the context stays\n"
+    "    usable.\n"
     "TypeError\n"
     "    x is no array, or of a dtype that is not supported.\n"
     "ValueError\n"
@@ -95,17 +99,20 @@ static void cut_release(struct cut *cut)
 static int read_dim(struct cut *cut)
 {
     int ndim = cut->x.tensor.ndim;
-    if (!PyLong_Check(cut->values[CUT_DIM]) || PyBool_Check(cut->values[CUT_DIM])) {
-        PyErr_Format(PyExc_TypeError, "dim must be an int, not %s",
-                     Py_TYPE(cut->values[CUT_DIM])->tp_name);
+    int overflow = 0;
+    PyObject *number = args_int(cut->values[CUT_DIM], "dim");
+    if (number == NULL) {
         return -1;
     }
-    int overflow = 0;
-    long dim = PyLong_AsLongAndOverflow(cut->values[CUT_DIM], &overflow);
+    long dim = PyLong_AsLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
     if (overflow != 0 || dim < -ndim || dim >= ndim) {
         char shape[160];
-        PyErr_Format(PyExc_ValueError, "dim=%S, but x has %d dimensions, shape %s",
-                     cut->values[CUT_DIM], ndim,
+        PyErr_Format(PyExc_ValueError, "dim=%ld%s, but x has %d dimensions, shape %s",
+                     overflow > 0   ? LONG_MAX
+                     : overflow < 0 ? LONG_MIN
+                                    : dim,
+                     overflow != 0 ? " and beyond" : "", ndim,
                      cp_tensor_print_shape(&cut->x.tensor, shape, sizeof shape));
         return -1;
     }
@@ -252,8 +259,9 @@ static int gather_run(struct cut *cut, int parsed)
         return -1;
     }
     cut->first = plan->cut[cut->context->rank].first;
-    if (cut_create_output(cut, rows_of_all(plan)) < 0) {
-        context_abandon(cut->context);
+    int created = cut_create_output(cut, rows_of_all(plan));
+    if (context_confirm(cut->context, cut->state, created < 0 ? error_keep() : NULL) <
+        0) {
         return -1;
     }
     return cut_execute(cut, CP_TENSOR_WHOLE, CP_TENSOR_SHARE);
@@ -310,12 +318,18 @@ static PyObject *cut_recorded(const struct cut *cut)
     PyObject *function = torch_function(
         cut->record.call.op == CP_OP_GATHER ? names->gather : names->shard);
     PyObject *answer = NULL;
+    /* An int, as torch's own functions want it; what is none is told at the gate. */
+    PyObject *dim = args_int(cut->values[CUT_DIM], "dim");
+    if (dim == NULL) {
+        PyErr_Clear();
+        dim = Py_NewRef(cut->values[CUT_DIM]);
+    }
     if (function != NULL) {
         answer = PyObject_CallFunctionObjArgs(function, (PyObject *)cut->context,
-                                              cut->values[CUT_X], cut->values[CUT_DIM],
-                                              NULL);
+                                              cut->values[CUT_X], dim, NULL);
         Py_DECREF(function);
     }
+    Py_DECREF(dim);
     return answer;
 }
 
@@ -337,8 +351,21 @@ static PyObject *cut_method(ContextObject *self, enum cp_op op,
     int collected = cut_collect(&cut, spec, args, nargs, kwnames);
     int needs_grad =
         collected == 0 ? torch_needs_grad(cut.state, &cut.values[CUT_X], 1) : 0;
-    return needs_grad > 0 ? cut_recorded(&cut)
-                          : cut_call(&cut, needs_grad < 0 ? -1 : collected);
+    if (needs_grad > 0 &&
+        torch_check_saved(cut.state, cut.values[CUT_X], cut_names[CUT_X], false) < 0) {
+        needs_grad = -1;
+    }
+    if (needs_grad > 0) {
+        uint64_t begun = self->begun;
+        PyObject *answer = cut_recorded(&cut);
+        PyObject *error = answer == NULL ? context_untold(self, begun) : NULL;
+        if (error == NULL) {
+            return answer;
+        }
+        error_restore(error);
+        needs_grad = -1;
+    }
+    return cut_call(&cut, needs_grad < 0 ? -1 : collected);
 }
 
 PyObject *context_shard(ContextObject *self, PyObject *const *args, Py_ssize_t nargs,

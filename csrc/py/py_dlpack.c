@@ -39,30 +39,13 @@ static const DLPackExchangeAPI *find_api(const struct module_state *state,
     return api == NULL || api->dltensor_from_py_object_no_sync == NULL ? NULL : api;
 }
 
-/* A meta tensor's own error is a page of C++ frames. */
-static int exchange_failed(PyObject *object, const char *name)
-{
-    PyObject *error = error_take();
-    PyObject *is_meta = PyObject_GetAttrString(object, "is_meta");
-    if (is_meta == Py_True) {
-        PyErr_Format(PyExc_TypeError, "%s is on the meta device: it has no values",
-                     name);
-        Py_DECREF(error);
-    } else {
-        PyErr_Clear();
-        error_restore(error);
-    }
-    Py_XDECREF(is_meta);
-    return -1;
-}
-
 static int read_exchange(const struct module_state *state, PyObject *object,
                          const char *name, struct array *out)
 {
     DLTensor source;
     memset(&source, 0, sizeof source);
     if (out->api->dltensor_from_py_object_no_sync(object, &source) != 0) {
-        return exchange_failed(object, name);
+        return -1;
     }
     if (describe(state, name, &source, false, out) < 0) {
         return -1;
@@ -194,6 +177,25 @@ static int import_torch_capsule(const struct module_state *state, PyObject *obje
 
 /* --- all of them --- */
 
+static int import_torch(struct module_state *state, PyObject *object, const char *name,
+                        struct array *out)
+{
+    if (torch_check(state, object, name) < 0) {
+        return -1;
+    }
+    out->api = find_api(state, object);
+    int result = -1;
+    if (out->api != NULL) {
+        result = import_exchange(state, object, name, true, out);
+    } else if (!PyErr_Occurred()) {
+        result = import_torch_capsule(state, object, name, out);
+    }
+    if (result < 0) {
+        torch_explain(state, object, name);
+    }
+    return result;
+}
+
 static int import_any(struct module_state *state, PyObject *object, const char *name,
                       struct array *out)
 {
@@ -207,18 +209,15 @@ static int import_any(struct module_state *state, PyObject *object, const char *
         return 0;
     }
     int is_torch = torch_is_tensor(state, object);
-    if (is_torch < 0 || (is_torch && torch_check(state, object, name) < 0)) {
+    if (is_torch != 0) {
+        return is_torch < 0 ? -1 : import_torch(state, object, name, out);
+    }
+    if (numpy_check(state, object, name) < 0) {
         return -1;
     }
     out->api = find_api(state, object);
-    if (out->api != NULL) {
-        return import_exchange(state, object, name, is_torch, out);
-    }
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    if (is_torch) {
-        return import_torch_capsule(state, object, name, out);
+    if (out->api != NULL || PyErr_Occurred()) {
+        return out->api == NULL ? -1 : import_exchange(state, object, name, false, out);
     }
     if (PyType_Check(object) ||
         !PyObject_HasAttr((PyObject *)Py_TYPE(object), state->names.dlpack)) {

@@ -25,6 +25,51 @@ static const struct {
     {"InternalError", "Error", NULL, "A bug in cp_attn."},
 };
 
+/* Built-in classes that the core has no code for. They travel as the codes from CP_CODE_COUNT on, which the core hands
+ * on as numbers. All of them can be made of one text, and mean on another rank what they meant on this one: nothing
+ * that ends a loop or a process. */
+static PyObject **const builtin_errors[] = {
+    &PyExc_ArithmeticError,
+    &PyExc_AssertionError,
+    &PyExc_AttributeError,
+    &PyExc_BlockingIOError,
+    &PyExc_BrokenPipeError,
+    &PyExc_ChildProcessError,
+    &PyExc_ConnectionAbortedError,
+    &PyExc_ConnectionError,
+    &PyExc_ConnectionRefusedError,
+    &PyExc_ConnectionResetError,
+    &PyExc_DeprecationWarning,
+    &PyExc_EOFError,
+    &PyExc_FileExistsError,
+    &PyExc_FileNotFoundError,
+    &PyExc_FloatingPointError,
+    &PyExc_FutureWarning,
+    &PyExc_ImportError,
+    &PyExc_IndexError,
+    &PyExc_InterruptedError,
+    &PyExc_IsADirectoryError,
+    &PyExc_KeyError,
+    &PyExc_LookupError,
+    &PyExc_ModuleNotFoundError,
+    &PyExc_NameError,
+    &PyExc_NotADirectoryError,
+    &PyExc_NotImplementedError,
+    &PyExc_OSError,
+    &PyExc_OverflowError,
+    &PyExc_PermissionError,
+    &PyExc_ProcessLookupError,
+    &PyExc_RecursionError,
+    &PyExc_ReferenceError,
+    &PyExc_RuntimeWarning,
+    &PyExc_SystemError,
+    &PyExc_TimeoutError,
+    &PyExc_UserWarning,
+    &PyExc_Warning,
+    &PyExc_ZeroDivisionError,
+};
+enum { BUILTIN_ERRORS = sizeof builtin_errors / sizeof builtin_errors[0] };
+
 static PyObject *make_error(PyObject *self, size_t row)
 {
     PyObject *base = NULL;
@@ -85,6 +130,16 @@ int errors_init(PyObject *self, struct module_state *state)
     return 0;
 }
 
+/* Borrowed. */
+static PyObject *class_of(const struct module_state *state, int32_t code)
+{
+    if (code >= CP_CODE_COUNT && code < CP_CODE_COUNT + BUILTIN_ERRORS) {
+        return *builtin_errors[code - CP_CODE_COUNT];
+    }
+    bool is_known = code > CP_AGAIN && code < CP_CODE_COUNT;
+    return state->error_of[is_known ? code : CP_ERR_INTERNAL];
+}
+
 void py_raise(const struct module_state *state, enum cp_code code)
 {
     const struct cp_status *status = cp_last_error();
@@ -92,12 +147,8 @@ void py_raise(const struct module_state *state, enum cp_code code)
         return; /* the handler that interrupted has set its own */
     }
     /* Somebody else's interruption is no KeyboardInterrupt of this process. */
-    enum cp_code own = code == CP_ERR_INTERRUPTED ? CP_ERR_COMM : code;
     PyObject *type =
-        own > CP_AGAIN && own < CP_CODE_COUNT ? state->error_of[own] : NULL;
-    if (type == NULL) {
-        type = state->error_of[CP_ERR_INTERNAL];
-    }
+        class_of(state, (int32_t)(code == CP_ERR_INTERRUPTED ? CP_ERR_COMM : code));
     /* A sentence may have been cut in the middle of a character. */
     PyObject *text =
         PyUnicode_DecodeUTF8(status->text, (Py_ssize_t)strlen(status->text), "replace");
@@ -160,30 +211,32 @@ PyObject *error_keep(void)
     return error_take();
 }
 
-static enum cp_code code_of(PyObject *error)
+/* CP_OK for a class that has no code. KeyboardInterrupt is nobody's but the interrupted rank's. */
+static int32_t code_of_class(const struct module_state *state, PyObject *type)
 {
-    /* Classes before those that they derive from. */
-    const struct {
-        PyObject *type;
-        enum cp_code code;
-    } rows[] = {
-        {PyExc_NotImplementedError, CP_ERR_UNSUPPORTED},
-        {PyExc_ValueError, CP_ERR_VALUE},
-        {PyExc_TypeError, CP_ERR_TYPE},
-        {PyExc_BufferError, CP_ERR_BUFFER},
-        {PyExc_MemoryError, CP_ERR_NO_MEMORY},
-    };
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
-        if (PyErr_GivenExceptionMatches(error, rows[row].type)) {
-            return rows[row].code;
+    for (int32_t code = CP_AGAIN + 1; code < CP_CODE_COUNT + BUILTIN_ERRORS; code++) {
+        if (code != CP_ERR_INTERRUPTED && class_of(state, code) == type) {
+            return code;
         }
     }
-    return CP_ERR_RUNTIME;
+    return CP_OK;
 }
 
-void error_to_status(PyObject *error, int rank, struct cp_status *status)
+/* Of the class itself or of the nearest one that it derives from. */
+static int32_t code_of(const struct module_state *state, PyObject *error)
 {
-    status->code = (int32_t)code_of(error);
+    PyObject *classes = Py_TYPE(error)->tp_mro;
+    int32_t code = CP_OK;
+    for (Py_ssize_t i = 0; code == CP_OK && i < PyTuple_GET_SIZE(classes); i++) {
+        code = code_of_class(state, PyTuple_GET_ITEM(classes, i));
+    }
+    return code == CP_OK ? (int32_t)CP_ERR_RUNTIME : code;
+}
+
+void error_to_status(const struct module_state *state, PyObject *error, int rank,
+                     struct cp_status *status)
+{
+    status->code = code_of(state, error);
     status->rank = rank;
     PyObject *text = PyObject_Str(error);
     const char *words = text == NULL ? NULL : PyUnicode_AsUTF8(text);
@@ -191,12 +244,11 @@ void error_to_status(PyObject *error, int rank, struct cp_status *status)
         PyErr_Clear();
         words = "(no text)";
     }
+    /* The class is told only where the code does not say it, or nothing else is said. */
     const char *name = Py_TYPE(error)->tp_name;
-    /* The class is told only where the code does not say it. */
-    if (strcmp(name, cp_code_name((enum cp_code)status->code)) == 0) {
-        (void)snprintf(status->text, sizeof status->text, "%s", words);
-    } else {
-        (void)snprintf(status->text, sizeof status->text, "%s: %s", name, words);
-    }
+    const PyTypeObject *heard = (PyTypeObject *)class_of(state, status->code);
+    bool is_told = words[0] == '\0' || strcmp(name, heard->tp_name) != 0;
+    (void)snprintf(status->text, sizeof status->text, "%s%s%s", is_told ? name : "",
+                   is_told && words[0] != '\0' ? ": " : "", words);
     Py_XDECREF(text);
 }

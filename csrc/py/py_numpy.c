@@ -40,6 +40,28 @@ int numpy_is_array(struct module_state *state, PyObject *object)
     return state->has_numpy && PyArray_CheckExact(object);
 }
 
+int numpy_check(const struct module_state *state, PyObject *object, const char *name)
+{
+    if (!state->has_numpy || !PyArray_Check(object)) {
+        return 0;
+    }
+    /* Where a masked array is, its module has been imported. */
+    PyObject *module = PyImport_GetModule(state->names.numpy_ma);
+    PyObject *type =
+        module == NULL ? NULL : PyObject_GetAttrString(module, "MaskedArray");
+    int is_masked = type == NULL ? 0 : PyObject_IsInstance(object, type);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    if (is_masked > 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a masked array, whose mask would be lost; pass "
+                     "%s.filled(value), or %s.data (what attention shall not see is "
+                     "said with attn_mask)",
+                     name, name, name);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 int numpy_import(const struct module_state *state, PyObject *array, const char *name,
                  struct cp_tensor *out)
 {

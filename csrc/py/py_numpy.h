@@ -6,8 +6,11 @@
 #include "tensor/tensor.h"
 
 /* 1 for a plain numpy.ndarray, 0 for anything else, -1 with an exception. Subclasses may mean something else by their
- * memory (masked arrays do), so they go through DLPack. */
+ * memory, so they go through DLPack. */
 int numpy_is_array(struct module_state *state, PyObject *object);
+
+/* For what it said 0 to: refuses masked arrays, whose memory does not say what is masked. */
+int numpy_check(const struct module_state *state, PyObject *object, const char *name);
 
 /* For what numpy_is_array said 1 to: borrows the array's memory. */
 int numpy_import(const struct module_state *state, PyObject *array, const char *name,

@@ -2,20 +2,26 @@
  * once it has been written, since it may copy. */
 #include "py_output.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "py_buffer.h"
 #include "py_numpy.h"
 
-/* The error callback of the allocators; the exception class is given by name. */
+/* The error callback of the allocators; the exception class is given by name. Torch's messages go on for a page. */
 static void set_error(void *Py_UNUSED(context), const char *kind, const char *message)
 {
+    char line[320] = "";
+    if (message != NULL) {
+        (void)snprintf(line, sizeof line, ": %.*s", (int)strcspn(message, "\n"),
+                       message);
+    }
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *type =
         PyDict_GetItemString(PyEval_GetBuiltins(), kind == NULL ? "" : kind);
-    PyErr_SetString(type != NULL && PyExceptionClass_Check(type) ? type
-                                                                 : PyExc_RuntimeError,
-                    message == NULL ? "an array could not be allocated" : message);
+    PyErr_Format(type != NULL && PyExceptionClass_Check(type) ? type
+                                                              : PyExc_RuntimeError,
+                 "an output could not be allocated%s", line);
     PyGILState_Release(gil);
 }
 
@@ -31,9 +37,15 @@ static int create_exchange(const struct module_state *state,
         return -1;
     }
     enum cp_code code =
-        cp_tensor_from_dlpack("a new array", &managed->dl_tensor, false, &out->tensor);
+        cp_tensor_from_dlpack("an output", &managed->dl_tensor, false, &out->tensor);
+    if (code == CP_ERR_BUFFER) {
+        code = cp_fail(CP_ERR_BUFFER,
+                       "an output has no memory; call from outside of modes and "
+                       "transforms that make arrays without any (torch's "
+                       "FakeTensorMode, torch.func)");
+    }
     if (code == CP_OK && !cp_tensor_is_compact(&out->tensor)) {
-        code = cp_fail(CP_ERR_INTERNAL, "a new array is not packed");
+        code = cp_fail(CP_ERR_INTERNAL, "an output is not packed");
     }
     if (py_check(state, code) < 0) {
         managed->deleter(managed);

@@ -297,6 +297,30 @@ TEST(thread_ranks_that_disagree_get_the_same_error_and_go_on)
 
 /* ---- gather ---- */
 
+/* Begins, and lacks memory for the output on one rank, or on all: all get the error, one of them as its own,
+ * and nobody is in a call any more. Then begins for good. */
+static void begin_gather(struct world *w, int rank, int round,
+                         const struct cp_record *record, const struct cp_plan **plan)
+{
+    struct cp_context *context = w->context[rank];
+    struct cp_status error = {.code = CP_ERR_NO_MEMORY, .rank = rank};
+    struct cp_view none[CP_TENSORS] = {{.data = NULL}};
+    int odd = round % (w->size + 1); /* w->size: all of them */
+    bool is_odd = odd == rank || odd == w->size;
+    (void)snprintf(error.text, sizeof error.text, "no room for %d", round);
+    CHECK_EQ_I64(cp_context_begin(context, record, plan), CP_OK);
+    CHECK_EQ_I64(cp_context_confirm(context, is_odd ? &error : NULL), CP_ERR_NO_MEMORY);
+    CHECK_EQ_I64(cp_last_error()->rank, odd == w->size ? 0 : odd);
+    CHECK_STR_HAS(cp_last_error()->text, error.text);
+    CHECK_EQ_I64(cp_context_error_is_own(context), odd % w->size == rank);
+    CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_context_execute(context, none), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_context_check(context), CP_OK);
+    CHECK_EQ_I64(cp_context_begin(context, record, plan), CP_OK);
+    CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_OK);
+    CHECK(!cp_context_error_is_own(context));
+}
+
 static void gather(int rank, void *arg)
 {
     struct world *w = arg;
@@ -327,7 +351,7 @@ static void gather(int rank, void *arg)
         const struct cp_plan *plan = NULL;
         struct cp_view tensors[CP_TENSORS] = {{.data = NULL}};
         CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
-        CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, &plan), CP_OK);
+        begin_gather(w, rank, round, &record, &plan);
         CHECK_EQ_I64(plan->cut[w->size - 1].first + plan->cut[w->size - 1].count, all);
         tensors[CP_TENSOR_SHARE] =
             cp_view_compact(share, CP_DTYPE_INT32, 3, sizes[rank], 1, 2);

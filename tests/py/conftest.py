@@ -1,9 +1,14 @@
-"""CP_ATTN_REQUIRE=torch,diffusers: where one of these is missing, the run fails instead of skipping its tests."""
+"""CP_ATTN_REQUIRE=torch,diffusers: where one of these is missing, the run fails instead of skipping its tests.
+
+torch gets one thread: where ranks are threads, more than one for each would wait for each other most of the time.
+"""
 
 import importlib
 import os
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_configure():

@@ -1,5 +1,6 @@
 """attention, its gradient, shard and gather against float64; the mean probes can be checked by hand."""
 
+import collections
 import itertools
 import math
 
@@ -359,6 +360,46 @@ def test_gather_of_any_lengths():
         assert ranks.run(lambda r: ranks.contexts[r].gather(scalar_like[r : r + 1], 0))[1].tolist() == [0, 1, 2]
 
 
+class Index:
+    """What is used as an int."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint16, np.array, Index])
+def test_whole_numbers_of_other_kinds(kind):
+    rng = np.random.default_rng(12)
+    with start("ring_anything3") as ranks:
+        lengths = [3, 1, 2]
+        lens = tuple(kind(n) for n in lengths)
+        check(ranks, *make(rng, 2, 6, 6, 2, 2, 4, 4), lengths, seq_lens=lens)
+        for sequence in (np.array, collections.deque, bytes, lambda n: pytest.importorskip("torch").tensor(n)):
+            check(ranks, *make(rng, 2, 6, 6, 2, 2, 4, 4), lengths, seq_lens=sequence(lengths), kv_lens=lens)
+        x = rng.standard_normal((2, 7, 3))
+        for dim in (0, 1, 2) if kind is np.uint16 else (-2, 1):
+            parts = ranks.run(lambda r, dim=dim: ranks.contexts[r].shard(x, kind(dim)))
+            assert all(np.array_equal(p, w) for p, w in zip(parts, np.array_split(x, 3, dim), strict=True))
+            for whole in ranks.run(lambda r, parts=parts, dim=dim: ranks.contexts[r].gather(parts[r], kind(dim))):
+                assert np.array_equal(whole, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scale", [3.4e38, -3.4e38, 1e-45, 1e-300, 0.0, np.float32(0.25), 1])
+def test_scales_at_the_edge(dtype, scale):
+    """Whatever float32 holds is computed with; what it rounds to 0 is 0."""
+    rng = np.random.default_rng(13)
+    for variant in ("ring2", "ulysses2"):
+        with start(variant) as ranks:
+            q, k, v = make(rng, 1, 8, 8, 2, 2, 4, 4, dtype)
+            if abs(scale) > 1:
+                q, k = q.clip(-0.9, 0.9), np.zeros_like(k)
+            check(ranks, q, k, v, [4, 4], tolerance=4e-3 if dtype == "float16" else 1e-5, scale=scale)
+
+
 # --- gradients ---
 
 
@@ -441,8 +482,31 @@ def test_gradients_are_asked_for_one_by_one():
         both = ranks.run(call)
         assert all(torch.isfinite(g).all() for g in both)
         mask = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-        for caught in ranks.errors(lambda r: cp_attn.attention(q, k, v, ranks.contexts[r], attn_mask=mask)):
-            assert isinstance(caught, NotImplementedError) and "attn_mask" in str(caught)
+        for own in (k, k.clone().requires_grad_()):
+            for caught in ranks.errors(lambda r, k=own: cp_attn.attention(q, k, v, ranks.contexts[r], attn_mask=mask)):
+                assert isinstance(caught, NotImplementedError) and "attn_mask" in str(caught)
+        assert all(torch.isfinite(g).all() for g in ranks.run(call))
+
+
+def test_an_input_changed_before_its_gradient():
+    """On one rank; the others do not wait for it, and the context can be used."""
+    torch = pytest.importorskip("torch")
+    with start("ring3") as ranks:
+
+        def call(r, changed=None):
+            q, k, v = (torch.ones(1, 2, 2, 4, requires_grad=True) for _ in range(3))
+            twice = 2 * k
+            out = cp_attn.attention(q, twice, v, ranks.contexts[r])
+            if r == changed:
+                twice.add_(1)
+            out.sum().backward()
+            return k.grad
+
+        for changed in range(3):
+            caught = ranks.errors(lambda r, changed=changed: call(r, changed))
+            assert all(type(e) is RuntimeError and "modified by an inplace operation" in str(e) for e in caught), caught
+            assert all(f"rank {changed}" in str(e) for r, e in enumerate(caught) if r != changed), caught
+        assert all(torch.isfinite(g).all() for g in ranks.run(call))
 
 
 def test_gradients_of_shard_and_gather():
@@ -454,8 +518,8 @@ def test_gradients_of_shard_and_gather():
         def call(r):
             whole = x.clone().requires_grad_()
             ctx = ranks.contexts[r]
-            part = ctx.shard(whole, 1)
-            again = ctx.gather(part, dim=-2)
+            part = ctx.shard(whole, np.int64(1))
+            again = ctx.gather(part, dim=np.int8(-2))
             assert torch.equal(again, x)
             (again * weight).sum().backward()
             return whole.grad

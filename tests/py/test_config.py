@@ -7,6 +7,7 @@ import math
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 
 from cp_attn import _C, ContextParallelConfig
@@ -35,6 +36,28 @@ class Mesh:
 
 class Child(ContextParallelConfig):
     """A subclass with an attribute of its own."""
+
+
+class Index:
+    """What is used as an int, or raises where it is asked to be one."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.array, Index])
+def test_whole_numbers_of_other_kinds(kind):
+    config = ContextParallelConfig(kind(2), kind(3), timeout=np.int64(7) if kind is Index else kind(7))
+    assert config == ContextParallelConfig(2, 3, timeout=7.0) and hash(config) == hash(
+        ContextParallelConfig(2, 3, timeout=7)
+    )
+    assert [type(n) for n in (config.ring_degree, config.ulysses_degree, config.timeout)] == [int, int, float]
+    assert pickle.loads(pickle.dumps(config)) == config == eval(repr(config))
 
 
 def test_defaults_and_order():
@@ -149,6 +172,14 @@ def test_cycle_through_the_mesh_is_collected():
         (dict(ring_degree=2, timeout=True), TypeError, ["timeout", "bool"]),
         (dict(ring_degree=2, ring_anything=None), TypeError, ["ring_anything", "NoneType"]),
         (dict(ring_degree=2, ulysses_degree=-5, rotate_method="x"), ValueError, ["ulysses_degree", "-5", "1 to 1024"]),
+        (dict(ring_degree=np.bool_(True)), TypeError, ["ring_degree", "bool"]),
+        (dict(ulysses_degree=np.float64(2)), TypeError, ["ulysses_degree", "float64"]),
+        (dict(ring_degree="2"), TypeError, ["ring_degree", "str"]),
+        (dict(ring_degree=np.array([2])), TypeError, ["ring_degree", "ndarray"]),
+        (dict(ring_degree=Index(KeyError("own"))), TypeError, ["ring_degree", "Index"]),
+        (dict(ring_degree=np.int64(0)), ValueError, ["ring_degree", "0", "1 to 1024"]),
+        (dict(ring_degree=Index(2**70)), ValueError, ["ring_degree", "1024"]),
+        (dict(ring_degree=2, timeout=np.bool_(True)), TypeError, ["timeout", "bool"]),
         (dict(ring_degree=2**70), ValueError, ["ring_degree", str(2**70), "1024"]),
         (dict(ulysses_degree=-(2**70)), ValueError, ["ulysses_degree", str(-(2**70))]),
         (dict(ring_degree=1, rotate_method="x"), ValueError, ["ring_degree", "ulysses_degree", "both 1"]),

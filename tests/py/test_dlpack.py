@@ -1,14 +1,17 @@
 """Arrays in and out: producers made by hand, NumPy, torch. Two thread ranks take part in every call."""
 
 import ctypes
+import functools
 import gc
+import itertools
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
 import pytest
-from thread_ranks import Ranks
+from thread_ranks import Ranks, oracle
 
 from cp_attn import _C
 
@@ -145,6 +148,42 @@ def refused(ranks, array, error, *words):
 SHAPE = (2, 3, 2, 4)
 
 
+def plain(array):
+    return array if isinstance(array, np.ndarray) else array.detach().numpy()
+
+
+def refused_anywhere(ranks, bad, error, *words, arguments=("q", "k", "v", "attn_mask", "x"), wrap=None, good=None):
+    """Whichever argument is bad, on one rank or on all: every rank raises `error`, names it, and can go on.
+
+    `wrap` calls a function of the bad array; `good` makes the arrays beside it.
+    """
+    wrap = wrap or (lambda function, array: function(array))
+    for seed, (name, odd) in enumerate(itertools.product(arguments, ((0,), (1,), (0, 1)))):
+        makers = [good if r in odd and good else numbers for r in range(2)]
+        own = [[make(*SHAPE, seed=seed * 6 + r * 3 + i) for i in range(3)] for r, make in enumerate(makers)]
+
+        def call(r, name=name, odd=odd, own=own):
+            context = ranks.contexts[r]
+            if name == "x":
+                method = context.gather if r in odd and len(odd) == 2 else context.shard
+                return wrap(lambda array: [method(array, 1)], bad) if r in odd else method(numbers(*SHAPE), 1)
+            given = dict(zip("qkv", own[r], strict=True))
+            if r not in odd:
+                return _C.attention(**given, context_or_config=context)
+            return wrap(lambda array: _C.attention(**given | {name: array}, context_or_config=context), bad)
+
+        for r, caught in enumerate(ranks.errors(call)):
+            text = str(caught)
+            assert type(caught) is error, (name, odd, r, repr(caught))
+            assert all(word in text for word in (name, *words)), text
+            assert len(text) < 300 and "\n" not in text, text
+            assert r in odd or f"rank {odd[0]}" in text, text
+        own = [[plain(x) for x in three] for three in own]
+        whole = oracle(*(np.concatenate(parts, 1) for parts in zip(*own, strict=True)))[0]
+        for r, out in enumerate(ranks.attention(*zip(*own, strict=True))):
+            np.testing.assert_allclose(out, whole[:, 3 * r : 3 * r + 3], atol=1e-5)
+
+
 @pytest.mark.parametrize("make", [Producer, OnlyStream, NoKeywords])
 @pytest.mark.parametrize("versioned", [True, False])
 def test_signatures(ranks, make, versioned):
@@ -258,7 +297,7 @@ def test_a_capsule_is_used_once(ranks):
         assert type(caught) is BufferError and "k" in str(caught) and "used_dltensor" in str(caught)
 
 
-@pytest.mark.parametrize("error", [ValueError("v"), BufferError("b"), TypeError("t"), OSError("o")])
+@pytest.mark.parametrize("error", [ValueError("v"), BufferError("b"), TypeError("t"), OSError("o"), KeyError("k")])
 def test_a_producers_own_exception_passes(ranks, error):
     class Refuses:
         def __dlpack__(self, **keywords):
@@ -268,7 +307,7 @@ def test_a_producers_own_exception_passes(ranks, error):
     own = ranks.errors(lambda r: _C.attention(x, Refuses() if r else x, x, ranks.contexts[r]))
     assert own[1] is error
     assert "rank 1" in str(own[0]) and str(error) in str(own[0])
-    assert type(own[0]) is (RuntimeError if isinstance(error, OSError) else type(error))
+    assert type(own[0]) is type(error)
 
 
 def test_nothing_is_kept_when_a_later_array_is_bad(ranks):
@@ -322,6 +361,19 @@ def test_numpy_subclass_goes_through_dlpack(ranks):
     assert type(out) is np.ndarray and np.array_equal(out, same(ranks, x))
 
 
+def test_masked_arrays(ranks):
+    x = numbers(*SHAPE)
+    for mask in (x > 0, False, np.ma.nomask):
+        array = np.ma.masked_array(x, mask)
+        refused_anywhere(ranks, array, TypeError, "masked array", ".filled(", "attn_mask")
+    refused_anywhere(ranks, np.ma.masked_array(np.ones(6, bool)), TypeError, "masked", arguments=["attn_mask"])
+
+    class Mine(np.ma.MaskedArray):
+        pass
+
+    refused_anywhere(ranks, x.view(Mine), TypeError, "masked array", arguments=["k"])
+
+
 # --- torch ---
 
 torch = pytest.importorskip("torch")
@@ -366,9 +418,240 @@ def test_torch_without_values(ranks):
     with FakeTensorMode():
         fake = torch.empty(SHAPE)
     refused(ranks, fake, TypeError, "FakeTensor")
+
+
+def torch_numbers(*shape, seed=0):
+    return torch.from_numpy(numbers(*shape, seed=seed))
+
+
+def without_memory():
+    """Return {what: (tensor, words)}: what torch has no memory for that holds the values."""
+    x = torch_numbers(*SHAPE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        refused(ranks, torch.eye(3).to_sparse(), RuntimeError)
+        return {
+            "sparse": (x.to_sparse(), ["sparse_coo", ".to_dense()"]),
+            "sparse mask": (x.bool().to_sparse(), ["sparse_coo", ".to_dense()"]),
+            "csr": (torch.eye(3).to_sparse_csr(), ["sparse_csr", ".to_dense()"]),
+            "csc": (torch.eye(3).to_sparse_csc(), ["sparse_csc", ".to_dense()"]),
+            "bsr": (torch.eye(4).to_sparse_bsr((2, 2)), ["sparse_bsr", ".to_dense()"]),
+            "mkldnn": (x.to_mkldnn(), ["mkldnn", ".to_dense()"]),
+            "nested": (torch.nested.nested_tensor([x[0], x[1, :2]]), ["nested", "to_padded_tensor"]),
+            "jagged": (torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged), ["Nested"]),
+            "quantized": (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), ["quantized", ".dequantize()"]),
+            "meta": (x.to("meta"), ["meta"]),
+            "meta with grad": (x.to("meta").requires_grad_(), ["meta"]),
+            "float8": (x.to(torch.float8_e4m3fn), ["torch.float8_e4m3fn"]),
+            "bits": (torch.zeros(SHAPE, dtype=torch.uint16), ["torch.uint16"]),
+            "lazy": (torch.nn.UninitializedParameter(requires_grad=False), ["UninitializedParameter"]),
+            "lazy with grad": (torch.nn.UninitializedParameter(), ["UninitializedParameter"]),
+        }
+
+
+@pytest.mark.parametrize("what", without_memory())
+def test_torch_without_memory(ranks, what):
+    tensor, words = without_memory()[what]
+    arguments = ["q", "k", "v", "x"] if what.endswith("grad") else ["q", "k", "v", "attn_mask", "x"]
+    refused_anywhere(ranks, tensor, TypeError, *words, good=torch_numbers, arguments=arguments)
+
+
+# Inside of what torch.func makes of a function, a tensor stands for other ones.
+TRANSFORMS = {
+    "vmap": lambda f, x: torch.func.vmap(f)(x[None]),
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x)[0].sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x),
+    "functionalize": lambda f, x: torch.func.functionalize(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x)[0].sum()))(x[None]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_torch_func(ranks, transform):
+    wrap, x = TRANSFORMS[transform], torch_numbers(*SHAPE)
+    # A mask that asks for a gradient is refused for that.
+    arguments = ["q", "k", "v", "x"] + ["attn_mask"] * (transform in ("vmap", "functionalize"))
+    for records in (False, True):
+
+        def good(*shape, seed=0, records=records):
+            return torch_numbers(*shape, seed=seed).requires_grad_(records)
+
+        refused_anywhere(ranks, x, TypeError, "torch.func", wrap=wrap, good=good, arguments=arguments)
+
+
+def test_torch_outputs_without_memory(ranks):
+    """The inputs are in memory, but where the call is, torch makes no tensor that is."""
+    from torch._subclasses import FakeTensorMode
+
+    x = torch_numbers(*SHAPE)
+
+    def in_fake_mode(call):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return call()
+
+    for mode, error in (
+        (in_fake_mode, BufferError),
+        (lambda call: torch.func.grad(lambda z: (call(), z.sum())[1])(x), MemoryError),
+        (lambda call: torch.func.functionalize(lambda z: (call(), z)[1])(x), BufferError),
+    ):
+        for odd in ((0,), (1,), (0, 1)):
+            for run in (
+                lambda c: _C.attention(x, x, x, c),
+                lambda c: _C.attention(x, x, x, c, return_lse=True),
+                lambda c: c.shard(x, 1),
+                lambda c: c.gather(x, 1),
+            ):
+
+                def call(r, mode=mode, odd=odd, run=run):
+                    return mode(lambda: run(ranks.contexts[r])) if r in odd else run(ranks.contexts[r])
+
+                for caught in ranks.errors(call):
+                    assert type(caught) is error and "output" in str(caught), repr(caught)
+                    assert len(str(caught)) < 300 and "\n" not in str(caught)
+                whole = torch.cat([x, x], 1)
+                assert all(torch.equal(whole, got) for got in ranks.run(lambda r: ranks.contexts[r].gather(x, 1)))
+    assert torch.equal(same(ranks, x), torch.from_numpy(same(ranks, x.numpy())))
+
+
+# The first use of forward mode compiles with what torch itself calls deprecated.
+of_torch = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+@of_torch
+def test_torch_func_jvp():
+    """Forward mode has one level for the whole process, so one rank alone is inside."""
+    from torch.func import jvp
+
+    with Ranks(2, ring_degree=2) as ranks:
+        for seed, name in enumerate(("q", "k", "v")):
+            given = dict(zip("qkv", (torch_numbers(*SHAPE, seed=3 * seed + i) for i in range(3)), strict=True))
+
+            def call(r, name=name, given=given):
+                run = lambda x: _C.attention(**given | {name: x}, context_or_config=ranks.contexts[r])  # noqa: E731
+                return jvp(run, (given[name],), (given[name],)) if r else run(given[name])
+
+            for caught in ranks.errors(call):
+                assert isinstance(caught, (TypeError, NotImplementedError)) and name in str(caught), repr(caught)
+                assert len(str(caught)) < 300
+        same(ranks, numbers(*SHAPE))
+
+
+@of_torch
+@pytest.mark.parametrize("records", [False, True])
+def test_forward_mode(records):
+    from torch.autograd import forward_ad
+
+    def good(*shape, seed=0):
+        return torch_numbers(*shape, seed=seed).requires_grad_(records)
+
+    with Ranks(2, ring_degree=2) as ranks, forward_ad.dual_level():
+        for requires_grad in (False, True):
+            x = torch_numbers(*SHAPE).requires_grad_(requires_grad)
+            dual = forward_ad.make_dual(x, torch_numbers(*SHAPE, seed=1))
+            words = "forward-mode", "unpack_dual", ".primal"
+            refused_anywhere(ranks, dual, _C.NotSupported, *words, good=good, arguments=["q", "k", "v", "x"])
+        mask = forward_ad.make_dual(torch.zeros(6), torch.ones(6))
+        refused_anywhere(ranks, mask, _C.NotSupported, *words, good=good, arguments=["attn_mask"])
+        assert torch.equal(same(ranks, forward_ad.unpack_dual(dual).primal.detach()), same(ranks, x.detach()))
+
+
+def test_a_gradient_needs_torch_tensors(ranks):
+    """Whatever is saved for the backward is torch's; the mask, which has no gradient, may be anybody's."""
+    rng = np.random.default_rng(3)
+    for asks in ("q", "k", "v"):
+        others = [name for name in "qkv" if name != asks]
+        for bad in others:
+            for kind, word in ((lambda x: x, "numpy.ndarray"), (Producer, "Producer"), (lambda x: None, "NoneType")):
+                for odd in ((0,), (1,), (0, 1)):
+                    given = {name: numbers(*SHAPE, seed=int(rng.integers(99))) for name in "qkv"}
+
+                    def call(r, asks=asks, bad=bad, kind=kind, odd=odd, given=given):
+                        own = {name: torch.from_numpy(x) for name, x in given.items()}
+                        own[asks] = own[asks].requires_grad_()
+                        if r in odd:
+                            own[bad] = kind(given[bad])
+                        return _C.attention(**own, context_or_config=ranks.contexts[r])
+
+                    for r, caught in enumerate(ranks.errors(call)):
+                        assert type(caught) is TypeError, caught
+                        assert all(w in str(caught) for w in (bad, word, "torch.Tensor", "requires")), caught
+                        assert r in odd or f"rank {odd[0]}" in str(caught)
+    x = numbers(*SHAPE)
+    mask = rng.random((1, 6)) > 0.3
+
+    def grad(r, mask):
+        q = torch.tensor(x, requires_grad=True)
+        _C.attention(q, torch.tensor(x), torch.tensor(x), ranks.contexts[r], attn_mask=mask).square().sum().backward()
+        return q.grad
+
+    ours, theirs, foreign = (ranks.run(lambda r, m=m: grad(r, m)) for m in (torch.tensor(mask), mask, NumpyMask(mask)))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, theirs, foreign, strict=True))
+
+
+class NumpyMask:
+    """A mask of a library that nobody knows."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+
+def test_inference_tensors(ranks):
+    """They are read like any other, but autograd cannot save them."""
+    with torch.inference_mode():
+        x = torch_numbers(*SHAPE)
+        parameter = torch.nn.Parameter(torch_numbers(*SHAPE))
+        mask = torch.ones(6, dtype=torch.bool)
+    assert torch.equal(same(ranks, x), same(ranks, x.clone()))
+    assert torch.equal(same(ranks, x, attn_mask=mask), same(ranks, x.clone()))
+
+    def good(*shape, seed=0):
+        return torch_numbers(*shape, seed=seed).requires_grad_()
+
+    words = "inference", ".clone()"
+    refused_anywhere(ranks, x, ValueError, *words, good=good, arguments=["q", "k", "v"])
+    refused_anywhere(ranks, mask, ValueError, *words, good=good, arguments=["attn_mask"])
+    refused_anywhere(ranks, parameter, ValueError, *words, good=torch_numbers, arguments=["q", "k", "v"])
+    with torch.inference_mode():
+        run = torch.inference_mode()(lambda r: _C.attention(good(*SHAPE), x, x, ranks.contexts[r], attn_mask=mask))
+        assert all(not out.requires_grad for out in ranks.run(run))
+
+
+def test_what_fails_before_the_gate_is_told_there(ranks, monkeypatch):
+    """Autograd's way to it is Python, where anything may be raised."""
+    from cp_attn import _torch
+
+    x, odd = torch_numbers(*SHAPE), []
+    for name in ("attention", "shard", "gather"):
+        original = getattr(_torch, name)
+
+        def fails(*args, original=original, **keywords):
+            if threading.get_ident() in odd:
+                raise LookupError("lost on the way")
+            return original(*args, **keywords)
+
+        monkeypatch.setattr(_torch, name, fails)
+    for chosen in ((0,), (1,), (0, 1)):
+        for run in (lambda x, c: _C.attention(x, x, x, c), lambda x, c: c.shard(x, 1), lambda x, c: c.gather(x, 1)):
+
+            def call(r, chosen=chosen, run=run):
+                if r in chosen:
+                    odd.append(threading.get_ident())
+                return run(x.clone().requires_grad_(), ranks.contexts[r])
+
+            for r, caught in enumerate(ranks.errors(call)):
+                assert type(caught) is LookupError and "lost on the way" in str(caught), repr(caught)
+                assert r in chosen or f"rank {chosen[0]}" in str(caught)
+            odd.clear()
+            assert all(out.requires_grad for out in ranks.run(functools.partial(call, chosen=())))
+    # What ends a process does not wait for the others.
+    monkeypatch.setattr(_torch, "shard", lambda *args: sys.exit(3))
+    with pytest.raises(SystemExit):
+        ranks.contexts[0].shard(x.clone().requires_grad_(), 1)
+    ranks.contexts[0].close()
+    with pytest.raises(RuntimeError, match="closed"):
+        ranks.contexts[0].gather(x.clone().requires_grad_(), 1)
 
 
 def test_kinds_may_be_mixed(ranks):
