@@ -4,15 +4,17 @@ import os
 import sys
 import traceback
 
+import tiny_models
 import torch
 import torch.distributed as dist
 from launch import say
 from mixed_model import PLAN, Local, Mixed, loss_of, make
-from tiny_models import make as make_tiny
 from tiny_models import tensors
+from variations import VARIATIONS
 
 import cp_attn
 from cp_attn import ContextParallelInput as In
+from cp_attn.models.outputs import mapped
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CONFIGS = {
@@ -126,13 +128,15 @@ def outputs_left_split(config):
 
 
 def nothing_recorded(config):
-    """Without gradients nothing is added to an output."""
+    """Without gradients nothing is added to an output, and its values are the same."""
     model, inputs = make(Mixed)
     cp_attn.enable_parallelism(model, config, cp_plan=PLAN)
+    recorded = model(*inputs)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             out = model(*inputs)
-        assert out["hidden"].grad_fn is None and out["others"][0].grad_fn is None
+        for mine, theirs in ((out["hidden"], recorded["hidden"]), (out["others"][0], recorded["others"][0])):
+            assert mine.grad_fn is None and theirs.grad_fn is not None and mine.equal(theirs)
     kept = []
     model.tail.register_forward_hook(lambda module, args, output: kept.append(output))
     with torch.no_grad():
@@ -157,16 +161,22 @@ SCENES = (
 # --- models ---
 
 
+def is_float(x):
+    return torch.is_tensor(x) and x.is_floating_point()
+
+
 def tiny(name, uneven):
-    model, inputs = make_tiny(name, uneven)
-    inputs = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
-    return model.double(), inputs
+    model, inputs = tiny_models.make(name, uneven)
+    return model.double(), mapped(lambda x: x.double() if is_float(x) else x, inputs)
+
+
+def loss_of_tensors(found):
+    generator = torch.Generator().manual_seed(6)
+    return sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in found)
 
 
 def loss_of_tiny(model, inputs):
-    generator = torch.Generator().manual_seed(6)
-    found = tensors(model(**inputs))
-    return sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in found)
+    return loss_of_tensors(tensors(model(**inputs)))
 
 
 def counted(model, function):
@@ -182,7 +192,7 @@ def counted(model, function):
 def models(name, config, uneven):
     """Compare plainly, with checkpoints, and with a frozen model whose inputs have gradients."""
     model, inputs = tiny(name, uneven)
-    floats = [x for x in inputs.values() if torch.is_tensor(x) and x.is_floating_point()]
+    floats = [x for x in inputs.values() if is_float(x)]
 
     def run(is_frozen=False):
         model.requires_grad_(not is_frozen)
@@ -205,16 +215,74 @@ def models(name, config, uneven):
     )
 
 
+def variation(name, config):
+    """Compare outputs, and gradients of parameters and of all inputs but masks."""
+    model, inputs = tiny(name, True)
+    floats = []
+    for key, value in inputs.items():
+        if "mask" not in key:
+            mapped(lambda x: floats.append(x.requires_grad_()) if is_float(x) else x, value)
+    outs = []
+
+    def loss():
+        with torch.no_grad():
+            outs.append(torch.cat([x.flatten() for x in tensors(model(**inputs))]))
+        return loss_of_tiny(model, inputs)
+
+    return dict(error=compare(model, floats, loss, config), out=(outs[0] - outs[1]).abs().max().item())
+
+
+def autocast(name, config):
+    """Return the relative errors of outputs and of gradients against float32, each of one process and of the ranks."""
+    model, inputs = tiny_models.make(name, True)
+
+    def run(is_on=True, is_split=False):
+        outs = []
+
+        def loss():
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+                outs.extend(tensors(model(**inputs)))
+            return loss_of_tensors([x.float() for x in outs])
+
+        found = zip(gradients(model, [], loss), model.parameters(), strict=True)
+        grad = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in found])
+        if is_split:
+            dist.all_reduce(grad)
+        return torch.cat([x.detach().float().flatten() for x in outs]), grad
+
+    exact, alone = run(is_on=False), run()
+    cp_attn.enable_parallelism(model, config)
+    split = run(is_split=True)
+    model.enable_gradient_checkpointing()
+    again = run(is_split=True)
+    cp_attn.disable_parallelism(model)
+    errors = [
+        [((mine - x).norm() / x.norm()).item() for x, mine in zip(exact, found, strict=True)]
+        for found in (alone, split)
+    ]
+    return dict(error=errors, again=split[1].equal(again[1]))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    tiny_models.MODELS.update(VARIATIONS)
     dist.init_process_group("gloo")
     kind, config, names = sys.argv[1], CONFIGS[sys.argv[2]], sys.argv[3:]
     config = cp_attn.ContextParallelConfig(**config, timeout=60.0)
     if kind == "scenes":
         names = [scene.__name__ for scene in SCENES]
+    elif kind == "variations":
+        names = list(VARIATIONS)
     for name in names:
         try:
-            line = dict(error=globals()[name](config)) if kind == "scenes" else models(name, config, kind == "uneven")
+            if kind == "scenes":
+                line = dict(error=globals()[name](config))
+            elif kind == "variations":
+                line = variation(name, config)
+            elif kind == "autocast":
+                line = autocast(name, config)
+            else:
+                line = models(name, config, kind == "uneven")
             say(name=name, failed=None, **line)
         except Exception:
             say(name=name, failed=traceback.format_exc()[-2500:])

@@ -4,17 +4,20 @@ import contextlib
 import inspect
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from types import SimpleNamespace
 
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
 from diffusers.models.attention_dispatch import attention_backend
 from launch import say
-from tiny_models import make
+from tiny_models import MODELS, make
 from torch import nn
 from toy_model import Local, Processor, Toy
+from variations import VARIATIONS
 
 import cp_attn
 from cp_attn import ContextParallelInput as In
@@ -71,6 +74,10 @@ def check(model, *args, **kwargs):
         else:
             assert x == y
     return out
+
+
+def check_sample(model, inputs, expected):
+    torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
 
 
 def state(model):
@@ -151,6 +158,22 @@ def forward_without_attention():
 def replicated_keys():
     with enabled(Toy()) as model:
         check(model, rows(2 * WORLD), keys=rows(3))
+
+
+def masked_replicated_keys():
+    """A mask over keys that every rank has whole; they count once all the same."""
+    mask = torch.tensor([[True, False, True]])
+    with enabled(Toy(attn_mask=mask)) as model:
+        out = model(rows(2 * WORLD), keys=rows(3))
+    torch.testing.assert_close(out, torch.full_like(out, 2.5))  # of 1 and 4
+
+
+def different_inputs():
+    """Where ranks are called with different tensors, each row is that of the rank which it falls to, on all ranks."""
+    with enabled(Toy()) as model:
+        out = model(rows(2 * WORLD) + 100 * RANK)
+    mean = rows(2 * WORLD).mean() + 100 * (WORLD - 1) / 2
+    torch.testing.assert_close(out, mean.expand_as(out))
 
 
 def mixed_keys():
@@ -452,45 +475,138 @@ def replaced_modules():
         assert not old._forward_hooks and model.head._forward_hooks
 
 
-def lora():
-    """Adapters put in before and after: the gather at proj_out must come after the adapter's part."""
+def adapter():
+    """What LoRA changes: to_q, inside the split part, and proj_out, where the gather must come after the adapter."""
     from peft import LoraConfig
 
-    def adapted(model):
-        torch.manual_seed(8)
-        model.add_adapter(LoraConfig(r=4, target_modules=["to_q", "proj_out"], init_lora_weights=False))
-        return model
+    torch.manual_seed(8)
+    return LoraConfig(r=4, target_modules=["to_q", "proj_out"], init_lora_weights=False)
 
+
+def lora():
+    """Adapters put in before and after."""
     model, inputs = make("flux")
     plain = model(**inputs).sample
-    expected = adapted(model)(**inputs).sample
+    model.add_adapter(adapter())
+    expected = model(**inputs).sample
     with enabled(model, None):
-        torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
+        check_sample(model, inputs, expected)
     model, _ = make("flux")
     with enabled(model, None):
         model(**inputs)
-        torch.testing.assert_close(adapted(model)(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
+        model.add_adapter(adapter())
+        check_sample(model, inputs, expected)
         model.delete_adapters("default")
-        torch.testing.assert_close(model(**inputs).sample, plain, atol=1e-5, rtol=1e-5)
+        check_sample(model, inputs, plain)
     assert model(**inputs).sample.equal(plain)
 
 
+def lora_from_a_file():
+    """Loaded, fused, taken apart, switched off and unloaded while the model is enabled."""
+    model, inputs = make("flux")
+    plain = model(**inputs).sample
+    model.add_adapter(adapter())
+    expected = model(**inputs).sample
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_lora_adapter(folder, weight_name="x.safetensors")
+        model, _ = make("flux")
+        with enabled(model, None):
+            model.load_lora_adapter(folder, weight_name="x.safetensors", prefix=None)
+            check_sample(model, inputs, expected)
+            for change, wanted in (
+                (model.fuse_lora, expected),
+                (model.unfuse_lora, expected),
+                (model.disable_adapters, plain),
+                (model.enable_adapters, expected),
+                (model.unload_lora, plain),
+            ):
+                change()
+                check_sample(model, inputs, wanted)
+        check_sample(model, inputs, plain)
+
+
+def lora_wrapper():
+    """peft's own wrapper around the model: the model inside is what is enabled, before or after."""
+    from peft import get_peft_model
+
+    model, inputs = make("flux")
+    wrapped = get_peft_model(model, adapter())
+    expected = wrapped(**inputs).sample
+    with enabled(model, None):
+        check_sample(wrapped, inputs, expected)
+    with raises(ValueError, "'proj_out'", "PeftModel"):
+        cp_attn.enable_parallelism(wrapped, config())
+    model, _ = make("flux")
+    with enabled(model, None):
+        check_sample(get_peft_model(model, adapter()), inputs, expected)
+
+
 def offload():
-    """Parameters that are on the meta device between the layers' forwards, in both orders."""
-    from accelerate import cpu_offload
+    """Parameters that are elsewhere between forwards: of the model, of layers or of groups, set before and after."""
+    from accelerate import cpu_offload, cpu_offload_with_hook, disk_offload
     from accelerate.hooks import remove_hook_from_submodules
 
-    for is_before in (True, False):
-        model, inputs = make("flux")
-        alone = model(**inputs).sample
-        if is_before:
-            cpu_offload(model, execution_device="cpu")
-        with enabled(model, None):
-            if not is_before:
-                cpu_offload(model, execution_device="cpu")
-            torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
-        remove_hook_from_submodules(model)
-        assert model(**inputs).sample.equal(alone)
+    cpu = torch.device("cpu")
+    blocks = dict(offload_type="block_level", num_blocks_per_group=1)
+    leaves = dict(offload_type="leaf_level")
+    kinds = {
+        "model": lambda model, folder: cpu_offload_with_hook(model, cpu),
+        "layers": lambda model, folder: cpu_offload(model, cpu, offload_buffers=True),
+        "layers on disk": lambda model, folder: disk_offload(model, folder, execution_device=cpu),
+        "blocks": lambda model, folder: model.enable_group_offload(cpu, cpu, **blocks),
+        "leaves": lambda model, folder: model.enable_group_offload(cpu, cpu, **leaves),
+        "blocks on disk": lambda model, folder: model.enable_group_offload(cpu, offload_to_disk_path=folder, **blocks),
+        "leaves on disk": lambda model, folder: model.enable_group_offload(cpu, offload_to_disk_path=folder, **leaves),
+    }
+    for name, place in kinds.items():
+        for is_before in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                model, inputs = make("flux")
+                alone = model(**inputs).sample
+                if is_before:
+                    place(model, folder)
+                with enabled(model, None):
+                    if not is_before:
+                        place(model, folder)
+                    for _ in range(2):
+                        check_sample(model, inputs, alone)
+                assert model(**inputs).sample.equal(alone), name
+                remove_hook_from_submodules(model)  # accelerate's; a group's stay
+                assert model(**inputs).sample.equal(alone), name
+
+
+def offload_by_a_pipeline():
+    """Which takes its hooks away after every call and sets them anew."""
+    cpu = torch.device("cpu")
+    for place in (
+        lambda pipe: pipe.enable_model_cpu_offload(device=cpu),
+        lambda pipe: pipe.enable_group_offload(cpu, cpu, offload_type="leaf_level"),
+    ):
+        for is_before in (True, False):
+            model, inputs = make("flux")
+            alone = model(**inputs).sample
+            pipe = Pipeline(model)
+            if is_before:
+                place(pipe)
+            with enabled(model, None):
+                if not is_before:
+                    place(pipe)
+                for _ in range(2):
+                    check_sample(model, inputs, alone)
+                    pipe.maybe_free_model_hooks()
+                pipe.remove_all_hooks()
+                check_sample(model, inputs, alone)
+            assert model(**inputs).sample.equal(alone)
+
+
+class Pipeline(DiffusionPipeline):
+    """The least that offloads."""
+
+    model_cpu_offload_seq = "transformer"
+
+    def __init__(self, transformer):
+        super().__init__()
+        self.register_modules(transformer=transformer)
 
 
 def closed_context():
@@ -511,21 +627,31 @@ def controlnet_residuals():
     inputs = inputs | dict(controlnet_block_samples=residuals, controlnet_single_block_samples=tuple(residuals))
     alone = model(**inputs).sample
     with enabled(model, None, **ANY):
-        torch.testing.assert_close(model(**inputs).sample, alone, atol=1e-5, rtol=1e-5)
+        check_sample(model, inputs, alone)
 
 
 def refused_arguments():
     model, inputs = make("flux")
     with enabled(model, None), raises(NotImplementedError, "attention_mask"):
         model(**inputs, joint_attention_kwargs={"attention_mask": torch.ones(2, 24, dtype=torch.bool)})
-    model, inputs = make("flux2")
-    with enabled(model, None), raises(NotImplementedError, "kv_cache_mode"):
-        model(**inputs, kv_cache_mode="cached")
+
+
+def kept_keys():
+    """Flux2's modes that keep keys and values between calls are refused, with and without the processors for them."""
+    for name in ("flux2", "flux2_kv"):
+        model, inputs = make(name)
+        alone = model(**inputs).sample
+        with enabled(model, None):
+            for more in (dict(kv_cache_mode="extract", num_ref_tokens=4), dict(kv_cache_mode="cached")):
+                with raises(NotImplementedError, f"kv_cache_mode='{more['kv_cache_mode']}'", "Flux2"):
+                    model(**inputs, **more)
+            check_sample(model, inputs, alone)  # the context is still good
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    MODELS.update(VARIATIONS)
     for name in sys.argv[1:]:
         try:
             globals()[name]()

@@ -8,6 +8,8 @@ from test_models import MODELS
 
 pytest.importorskip("diffusers")
 
+from variations import VARIATIONS  # noqa: E402
+
 SCENES = (
     "invariant",
     "several_backwards",
@@ -28,7 +30,8 @@ SPLITS = [
 ]
 
 
-WAYS = ("plain_loop", "ddp", "fsdp2")
+WAYS = ("plain_loop", "ddp", "fsdp2", "accelerate", "accelerate_accumulated")
+TOO_EARLY = "plain_loop_that_clips_too_early"
 
 
 @functools.cache
@@ -60,7 +63,39 @@ def test_model(lengths, world, config, model):
         assert once < checkpointed, line
 
 
+@pytest.mark.parametrize("world, config", TOYS[1:], ids=[f"{config}{world}" for world, config in TOYS[1:]])
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_variation(world, config, variation):
+    for line in lines(ran("ranks_gradients.py", world, "variations", config), variation):
+        assert line["error"] <= 1e-6 and line["out"] <= 1e-6, line
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_autocast(model):
+    """In bfloat16, outputs and summed gradients are as far from float32 as those of one process."""
+    for line in lines(ran("ranks_gradients.py", 2, "autocast", "ring_anything", *MODELS), model):
+        alone, split = line["error"]
+        assert all(0 < a and b <= 1.5 * a for a, b in zip(alone, split, strict=True)), line
+        assert line["again"], "checkpoints changed the gradient"
+
+
+def trained(way, kind):
+    """Yield each rank's largest parameter error, its gradient norms, those of one process, and the limit."""
+    pytest.importorskip("accelerate")
+    for rank in ran("ranks_training.py", 4, *WAYS, TOO_EARLY):
+        line = rank.line(name=way, kind=kind)
+        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
+        yield line["error"], *line["norms"], line["limit"]
+
+
+@pytest.mark.parametrize("kind", ["unclipped", "clipped"])
 @pytest.mark.parametrize("way", WAYS)
-def test_training(way):
-    for line in lines(ran("ranks_training.py", 4, *WAYS), way):
-        assert line["error"] <= 1e-12, line
+def test_training(way, kind):
+    for error, norms, wanted, limit in trained(way, kind):
+        assert error <= 1e-12 and norms == pytest.approx(wanted, rel=1e-10)
+        assert limit is None or max(norms) > limit > min(norms)  # some steps are clipped, others are not
+
+
+def test_clipping_before_the_sum_is_wrong():
+    for error, norms, wanted, _ in trained(TOO_EARLY, "clipped"):
+        assert error > 1e-3 and norms != pytest.approx(wanted, rel=0.1)
