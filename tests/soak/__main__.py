@@ -60,9 +60,9 @@ class Outcome:
         self.hangs, self.wrong, self.notice = [], [], None
 
 
-def play(scene):
+def play(scene, port):
     """Run a scene and return its outcome."""
-    ranks, port = [], free_port()
+    ranks = []
     for rank in range(scene["world"]):
         command = [sys.executable, str(HERE / "rank.py"), json.dumps(scene)]
         environ = rank_environ(rank, scene["world"], port)
@@ -147,19 +147,29 @@ def _judge_misled(lines, outcome):
         outcome.wrong.append(f"ranks raised different errors: {said}")
 
 
-def leftovers(before):
-    """Return what is there that was not before: files, sockets."""
+def leftovers(port, files):
+    """Return what a scene has left: processes, which alone can hold its sockets and windows, and files."""
     deadline = time.monotonic() + 3
-    while (found := traces() - before) and time.monotonic() < deadline:
+    while (found := [*processes(port), *(shared_files() - files)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
 
-def traces():
-    """Return the names of what cp_attn could leave on this machine."""
-    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "cp_attn" in line}
-    files = {str(p) for p in Path("/dev/shm").iterdir() if "cp" in p.name.lower() and "attn" in p.name.lower()}
-    return sockets | files
+def processes(port):
+    """Return the processes, children of ranks included, that have a scene's rendezvous in their environment."""
+    mark, found = f"MASTER_PORT={port}".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes().split(b"\0"):
+                found.append(f"process {environ.parent.name}")
+        except OSError:
+            continue  # gone, or another user's
+    return found
+
+
+def shared_files():
+    """Return the files in /dev/shm that could be ours."""
+    return {str(p) for p in Path("/dev/shm").iterdir() if "cp" in p.name.lower() and "attn" in p.name.lower()}
 
 
 def main():
@@ -170,14 +180,14 @@ def main():
     parser.add_argument("--scenes", type=int, default=None, help="stop after so many")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
-    counts, bad, noticed, before = Counter(), Counter(), [], traces()
+    counts, bad, noticed, files = Counter(), Counter(), [], shared_files()
     end = time.monotonic() + args.seconds
     with tqdm(total=round(args.seconds), unit="s", disable=not os.isatty(2)) as bar:
         while time.monotonic() < end and sum(counts.values()) != args.scenes:
             scene = make_scene(seed + sum(counts.values()))
-            start = time.monotonic()
-            outcome = play(scene)
-            left = leftovers(before)
+            start, port = time.monotonic(), free_port()
+            outcome = play(scene, port)
+            left = leftovers(port, files)
             counts[scene["fault"]] += 1
             bad.update(hangs=len(outcome.hangs), wrong=len(outcome.wrong), leftovers=len(left))
             noticed += [outcome.notice] if outcome.notice is not None else []
