@@ -24,8 +24,8 @@ HANG = 25.0  # seconds after which a scene is one
 STOPPED, PAUSED = 2.0, 0.3  # the timeout that a stop outlasts, and a stop that no timeout notices
 
 
-def make_scene(seed):
-    """Return what happens in a scene; the same for the same seed."""
+def make_scene(seed, faults):
+    """Return what happens in a scene; the same for the same seed and faults."""
     rng = random.Random(seed)
     world = rng.choice((2, 2, 3, 4))
     kinds = [dict(ring_degree=world), dict(ulysses_degree=world)] + [dict(ring_degree=2, ulysses_degree=2)] * (
@@ -38,7 +38,7 @@ def make_scene(seed):
         config = config | {flag.get(tuple(config), "unified_anything"): True}
     elif config.get("ulysses_degree") == 3:
         config = dict(ring_degree=3)  # four heads
-    fault, calls = rng.choice(FAULTS), rng.randint(3, 40)
+    fault, calls = rng.choice(faults), rng.randint(3, 40)
     return dict(
         seed=seed,
         world=world,
@@ -79,8 +79,9 @@ def play(scene, port):
             out, err = process.communicate()
             outcome.hangs.append(f"rank {rank} still ran after {HANG} s: {err.decode()[-500:]}")
         lines.append([json.loads(line) for line in out.decode().splitlines() if line.startswith("{")])
-        if not lines[-1] and rank != scene["rank"]:
-            outcome.wrong.append(f"rank {rank} said nothing (exit {process.returncode}): {err.decode()[-500:]}")
+        is_killed = rank == scene["rank"] and scene["fault"] in ("kill", "exit")
+        if not is_killed and not any("end" in line for line in lines[-1]):
+            outcome.wrong.append(f"rank {rank} ended with exit code {process.returncode}: {err.decode()[-700:]}")
     if not outcome.hangs and not outcome.wrong:
         _judge(scene, lines, outcome)
     return outcome
@@ -117,7 +118,7 @@ def _judge(scene, lines, outcome):
         "interrupt": ("CommError", "done"),
     }.get(fault, ("done",))
     for rank, said in enumerate(lines):
-        end = said[-1] if said else {}
+        end = next((line for line in said if "end" in line), {})  # a late signal may speak after it
         if rank == victim and fault in ("kill", "exit"):
             continue
         if rank == victim and fault in ("stop", "interrupt"):
@@ -177,6 +178,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120, help="how long to go on")
     parser.add_argument("--seed", type=int, default=None, help="of the first scene; drawn if not given")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="this one only; may be given again")
     parser.add_argument("--scenes", type=int, default=None, help="stop after so many")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
@@ -184,7 +186,7 @@ def main():
     end = time.monotonic() + args.seconds
     with tqdm(total=round(args.seconds), unit="s", disable=not os.isatty(2)) as bar:
         while time.monotonic() < end and sum(counts.values()) != args.scenes:
-            scene = make_scene(seed + sum(counts.values()))
+            scene = make_scene(seed + sum(counts.values()), args.fault or FAULTS)
             start, port = time.monotonic(), free_port()
             outcome = play(scene, port)
             left = leftovers(port, files)
