@@ -2,8 +2,9 @@
  * ranks 0 .. world - 1.
  *
  * Two groups of entries, each optional as a whole; at least one is there. One-sided:
- * every rank has a window, in two halves by call parity, that the others read in place,
- * and a few counters that only grow. Two-sided: batches of sends and receives. Whatever
+ * every rank has a window that the others read in place, and a few counters that only
+ * grow. Every call uses the window from its start: the gate before it says that all
+ * ranks have left the call before. Two-sided: batches of sends and receives. Whatever
  * fails once stays failed: the watch is poisoned, and every later wait says why.
  * `stream` is a device's lane, NULL on the host. One thread at a time. */
 #ifndef CP_COMM_COMM_H
@@ -15,7 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_COMM_ABI = 1, CP_SIGNALS = 4, CP_HALVES = 2 };
+enum { CP_COMM_ABI = 1, CP_SIGNALS = 4 };
 
 struct cp_stream;
 struct cp_comm;
@@ -40,12 +41,12 @@ struct cp_comm_ops {
     uint32_t abi;     /* CP_COMM_ABI */
 
     /* One-sided group. */
-    /* Makes at least `bytes` of a half of the own window usable. CP_ERR_NO_MEMORY.
-     * Never blocks on a peer. */
-    enum cp_code (*reserve)(struct cp_comm *comm, int half, size_t bytes);
-    /* Where that half of that rank's window lies here. Valid until close, though the
-     * window grows. Only the own window may be written. */
-    void *(*window)(struct cp_comm *comm, int rank, int half);
+    /* Makes at least `bytes` of the own window usable. CP_ERR_NO_MEMORY. Never blocks
+     * on a peer. */
+    enum cp_code (*reserve)(struct cp_comm *comm, size_t bytes);
+    /* Where that rank's window lies here. Valid until close, though the window grows.
+     * Only the own window may be written. */
+    void *(*window)(struct cp_comm *comm, int rank);
     /* The own counter becomes `value`, after all that was written before (release). */
     void (*publish)(struct cp_comm *comm, int signal, uint64_t value,
                     struct cp_stream *stream);

@@ -1,4 +1,4 @@
-/* One rank alone: two halves of private memory, a few counters, nobody to wait for. */
+/* One rank alone: private memory, a few counters, nobody to wait for. */
 #include "comm/comm_self.h"
 
 #include <errno.h>
@@ -9,16 +9,16 @@
 #include "base/checked.h"
 #include "base/mem.h"
 
-/* Address space of one half, at most. Where less is allowed (RLIMIT_AS), halved until
+/* Address space of the window, at most. Where less is allowed (RLIMIT_AS), halved until
  * it fits. */
 static const size_t most_reserved = (size_t)64 << 30;
 static const size_t least_reserved = (size_t)1 << 20;
 
 struct comm_self {
     struct cp_comm head;
-    char *base;      /* half 0 | half 1; pages become usable one after the other */
-    size_t reserved; /* bytes of a half */
-    size_t usable[CP_HALVES]; /* bytes at the start of each half that may be used */
+    char *base;      /* the window; pages become usable one after the other */
+    size_t reserved; /* bytes of it */
+    size_t usable;   /* bytes at its start that may be used */
     uint64_t counter[CP_SIGNALS];
     struct cp_status poison; /* code CP_OK: none */
 };
@@ -28,34 +28,32 @@ static struct comm_self *self_of(struct cp_comm *comm)
     return (struct comm_self *)comm;
 }
 
-static enum cp_code self_reserve(struct cp_comm *comm, int half, size_t bytes)
+static enum cp_code self_reserve(struct cp_comm *comm, size_t bytes)
 {
     struct comm_self *self = self_of(comm);
     size_t wanted = 0;
-    if (bytes <= self->usable[half]) {
+    if (bytes <= self->usable) {
         return CP_OK;
     }
     if (!cp_size_round_up(bytes, (size_t)sysconf(_SC_PAGESIZE), &wanted) ||
         wanted > self->reserved) {
         return cp_fail(CP_ERR_NO_MEMORY,
-                       "a window half cannot hold %zu bytes; %zu are reserved", bytes,
+                       "a window cannot hold %zu bytes; %zu are reserved", bytes,
                        self->reserved);
     }
-    if (mprotect(self->base + (size_t)half * self->reserved, wanted,
-                 PROT_READ | PROT_WRITE) != 0) {
+    if (mprotect(self->base, wanted, PROT_READ | PROT_WRITE) != 0) {
         char reason[64];
         return cp_fail(CP_ERR_NO_MEMORY, "cannot make %zu bytes of a window usable: %s",
                        wanted, strerror_r(errno, reason, sizeof reason));
     }
-    self->usable[half] = wanted;
+    self->usable = wanted;
     return CP_OK;
 }
 
-static void *self_window(struct cp_comm *comm, int rank, int half)
+static void *self_window(struct cp_comm *comm, int rank)
 {
-    struct comm_self *self = self_of(comm);
     (void)rank;
-    return self->base + (size_t)half * self->reserved;
+    return self_of(comm)->base;
 }
 
 static void self_publish(struct cp_comm *comm, int signal, uint64_t value,
@@ -105,7 +103,7 @@ static void self_close(struct cp_comm **comm)
         return;
     }
     struct comm_self *self = self_of(*comm);
-    (void)munmap(self->base, CP_HALVES * self->reserved);
+    (void)munmap(self->base, self->reserved);
     cp_mem_destroy(comm);
 }
 
@@ -132,7 +130,7 @@ enum cp_code cp_comm_self_create(struct cp_comm **out)
         reserved /= 2;
         /* No access, so no memory is promised yet; the system says no in mprotect, not
          * by a signal. */
-        base = mmap(NULL, CP_HALVES * reserved, PROT_NONE,
+        base = mmap(NULL, reserved, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     }
     if (base == MAP_FAILED) {
@@ -144,7 +142,7 @@ enum cp_code cp_comm_self_create(struct cp_comm **out)
         return code;
     }
     /* A wish, for what is made usable later: keys in small pages cost attention 5 %. */
-    (void)madvise(base, CP_HALVES * reserved, MADV_HUGEPAGE);
+    (void)madvise(base, reserved, MADV_HUGEPAGE);
     self->head = (struct cp_comm){.ops = &self_ops, .rank = 0, .world = 1};
     self->base = base;
     self->reserved = reserved;

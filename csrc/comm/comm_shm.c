@@ -32,7 +32,7 @@ struct comm_shm {
     struct cp_comm head;
     const struct cp_window *windows; /* borrowed; must outlive this */
     struct cp_watch *watch;          /* borrowed; must outlive this */
-    size_t usable[CP_HALVES]; /* bytes at the start of each own half that have pages */
+    size_t usable; /* bytes of the own window, behind the counters, that have pages */
 };
 
 static size_t page_bytes(void)
@@ -50,15 +50,10 @@ static enum cp_code fail_system(const char *what, size_t bytes)
                    strerror_r(error, reason, sizeof reason));
 }
 
-static size_t half_bytes(const struct cp_window *window)
+/* Behind the counters. */
+static size_t room_bytes(const struct cp_window *window)
 {
-    size_t half = (window->reserved - page_bytes()) / CP_HALVES;
-    return half - half % page_bytes();
-}
-
-static size_t half_offset(const struct cp_window *window, int half)
-{
-    return page_bytes() + (size_t)half * half_bytes(window);
+    return window->reserved - page_bytes();
 }
 
 /* Gives pages to a range of the file, or fails and leaves it as it was. A store can
@@ -118,10 +113,9 @@ enum cp_code cp_window_create(size_t reserved, struct cp_window *out)
     char *base = NULL;
     int fd = -1;
     size_t bytes = 0;
-    if (!cp_size_round_up(reserved, page_bytes(), &bytes) ||
-        bytes < (1 + CP_HALVES) * page_bytes()) {
+    if (!cp_size_round_up(reserved, page_bytes(), &bytes) || bytes < 2 * page_bytes()) {
         return cp_fail(CP_ERR_VALUE, "a window of %zu bytes cannot be; at least %zu",
-                       reserved, (1 + CP_HALVES) * page_bytes());
+                       reserved, 2 * page_bytes());
     }
     fd = memfd_create("cp_attn window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
@@ -160,7 +154,7 @@ enum cp_code cp_window_map(int fd, struct cp_window *out)
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
         return cp_fail(CP_ERR_COMM, "a peer's window is not sealed against shrinking");
     }
-    if ((size_t)file.st_size < (1 + CP_HALVES) * page_bytes()) {
+    if ((size_t)file.st_size < 2 * page_bytes()) {
         return cp_fail(CP_ERR_COMM, "a peer's window has only %lld bytes",
                        (long long)file.st_size);
     }
@@ -208,32 +202,31 @@ static void use_huge_pages(const struct cp_window *window, size_t first, size_t 
     }
 }
 
-static enum cp_code shm_reserve(struct cp_comm *comm, int half, size_t bytes)
+static enum cp_code shm_reserve(struct cp_comm *comm, size_t bytes)
 {
     struct comm_shm *shm = shm_of(comm);
     const struct cp_window *own = &shm->windows[comm->rank];
-    size_t usable = shm->usable[half], wanted = 0;
+    size_t usable = shm->usable, wanted = 0;
     if (bytes <= usable) {
         return CP_OK;
     }
-    if (!cp_size_round_up(bytes, page_bytes(), &wanted) || wanted > half_bytes(own)) {
+    if (!cp_size_round_up(bytes, page_bytes(), &wanted) || wanted > room_bytes(own)) {
         return cp_fail_rank(CP_ERR_NO_MEMORY, comm->rank,
-                            "a window half cannot hold %zu bytes; %zu are reserved",
-                            bytes, half_bytes(own));
+                            "a window cannot hold %zu bytes; %zu are reserved", bytes,
+                            room_bytes(own));
     }
-    CP_TRY(add_pages(own->fd, half_offset(own, half) + usable, wanted - usable));
-    shm->usable[half] = wanted;
-    size_t first = half_offset(own, half), old_end = first + usable;
+    size_t first = page_bytes(), old_end = first + usable;
+    CP_TRY(add_pages(own->fd, old_end, wanted - usable));
+    shm->usable = wanted;
     /* Again from the huge page in which the old pages ended. */
     old_end -= old_end % huge_page;
     use_huge_pages(own, old_end > first ? old_end : first, first + wanted);
     return CP_OK;
 }
 
-static void *shm_window(struct cp_comm *comm, int rank, int half)
+static void *shm_window(struct cp_comm *comm, int rank)
 {
-    const struct cp_window *window = &shm_of(comm)->windows[rank];
-    return window->base + half_offset(window, half);
+    return shm_of(comm)->windows[rank].base + page_bytes();
 }
 
 static void shm_publish(struct cp_comm *comm, int signal, uint64_t value,

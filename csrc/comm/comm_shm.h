@@ -4,7 +4,7 @@
  * needs them; it cannot shrink, so what a peer reads never vanishes, not even with its
  * owner:
  *
- *     window: counters (one page) | half 0, reserved / 2 | half 1, reserved / 2
+ *     window: counters (one page) | what a call publishes
  *
  * Ranks are processes, each with its own mapping, or threads of one process over the
  * same mappings. */

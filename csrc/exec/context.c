@@ -26,7 +26,7 @@ struct cp_context {
     struct cp_plan_cache plans;
     struct cp_plan_entry *call; /* begun, not executed; NULL: none */
     void *workspace;            /* owned by the device */
-    size_t workspace_bytes;
+    struct cp_context_memory memory;
     struct cp_xfer *xfers; /* owned */
     int xfer_room;
     bool is_own_error;
@@ -217,13 +217,13 @@ static enum cp_code grow_workspace(struct cp_context *context, size_t bytes)
 {
     struct cp_device *device = context->device;
     void *bigger = NULL;
-    if (bytes <= context->workspace_bytes) {
+    if (bytes <= context->memory.workspace_bytes) {
         return CP_OK;
     }
     CP_TRY(device->ops->alloc(device, bytes, "the workspace", &bigger));
     device->ops->free(device, &context->workspace);
     context->workspace = bigger;
-    context->workspace_bytes = bytes;
+    context->memory.workspace_bytes = bytes;
     return CP_OK;
 }
 
@@ -240,18 +240,24 @@ static enum cp_code grow_messages(struct cp_context *context, int count)
     return CP_OK;
 }
 
-/* Room for what the schedule needs, in both halves of the window: the next call of this
- * signature uses the other one. */
+/* Room for what the schedule needs. */
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
     struct cp_comm *comm = context->comm;
     CP_TRY(grow_workspace(context, (size_t)cp_run_workspace_bytes(schedule)));
     CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
-    for (int half = 0; half < CP_HALVES && schedule->window_bytes > 0; half++) {
-        CP_TRY(comm->ops->reserve(comm, half, (size_t)schedule->window_bytes));
+    size_t window_bytes = (size_t)schedule->window_bytes;
+    if (window_bytes > context->memory.window_bytes) {
+        CP_TRY(comm->ops->reserve(comm, window_bytes));
+        context->memory.window_bytes = window_bytes;
     }
     return CP_OK;
+}
+
+struct cp_context_memory cp_context_memory(const struct cp_context *context)
+{
+    return context->memory;
 }
 
 static enum cp_code agree(struct cp_context *context, const struct cp_record *mine)

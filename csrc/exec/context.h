@@ -104,6 +104,14 @@ CP_NODISCARD enum cp_code cp_context_execute(struct cp_context *context,
  * last error. */
 void cp_context_abandon(struct cp_context *context);
 
+/* What the context holds for its calls. It has grown to what the largest call so far
+ * needs, and stays until the context goes. */
+struct cp_context_memory {
+    size_t workspace_bytes; /* private */
+    size_t window_bytes;    /* what others may read */
+};
+struct cp_context_memory cp_context_memory(const struct cp_context *context);
+
 /* CP_OK, or why the context is broken. */
 CP_NODISCARD enum cp_code cp_context_check(const struct cp_context *context);
 

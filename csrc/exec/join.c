@@ -15,15 +15,15 @@
 #endif
 
 /* Address space that a window reserves: sparse, so that it costs nothing, and with room
- * for all of the host's memory in either half. */
+ * for all of the host's memory. */
 static size_t window_reserved(void)
 {
     const size_t least = (size_t)1 << 30; /* where the system does not say */
     size_t pages = (size_t)sysconf(_SC_PHYS_PAGES);
     size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     size_t bytes = 0;
-    bool is_known = !__builtin_mul_overflow(pages, CP_HALVES * page_bytes, &bytes);
-    return is_known && bytes > least ? bytes / least * least : least;
+    bool is_known = !__builtin_mul_overflow(pages, page_bytes, &bytes);
+    return is_known && bytes > least ? (bytes / least + 1) * least : least;
 }
 
 /* `init` waits at least this long for all ranks to appear, whatever the timeout: they

@@ -13,11 +13,6 @@ static uint64_t counter(const struct cp_run *run, uint32_t value)
     return (run->env.seq << VALUE_BITS) | value;
 }
 
-static int half(const struct cp_run *run)
-{
-    return (int)(run->env.seq % CP_HALVES);
-}
-
 static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
 {
     switch ((enum cp_op)schedule->plan->signature.call.op) {
@@ -101,8 +96,7 @@ static struct cp_view view_of(const struct cp_run *run, const struct cp_box *box
     case CP_BUFFER_OUTPUT:
         return cp_view_box(&run->tensors[buffer->role], box->first, box->n);
     case CP_BUFFER_WINDOW:
-        whole.data =
-            run->env.comm->ops->window(run->env.comm, buffer->owner, half(run));
+        whole.data = run->env.comm->ops->window(run->env.comm, buffer->owner);
         break;
     case CP_BUFFER_SCRATCH:
         whole.data = run->env.scratch;

@@ -20,7 +20,7 @@ struct cp_run_env {
     const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
     char *
         scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch */
-    uint64_t seq;          /* of the call: counters and window halves follow from it */
+    uint64_t seq;          /* of the call: counters follow from it */
     const char *operation; /* for messages */
 };
 

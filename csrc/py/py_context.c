@@ -380,6 +380,23 @@ static PyObject *context_agree(ContextObject *self, PyObject *const *args,
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    context_memory_doc,
+    "_memory($self, /)\n"
+    "--\n\n"
+    "Return (workspace, window): the bytes that this rank holds for its calls.");
+
+static PyObject *context_memory(ContextObject *self, PyObject *Py_UNUSED(ignored))
+{
+    if (context_enter(self) < 0) {
+        return NULL;
+    }
+    struct cp_context_memory memory = cp_context_memory(self->core);
+    context_leave(self);
+    return Py_BuildValue("(nn)", (Py_ssize_t)memory.workspace_bytes,
+                         (Py_ssize_t)memory.window_bytes);
+}
+
 /* --- attributes --- */
 
 static PyObject *context_get_rank(ContextObject *self, void *Py_UNUSED(closure))
@@ -440,6 +457,7 @@ static PyMethodDef context_methods[] = {
     {"gather", FASTCALL(context_gather), context_gather_doc},
     {"_gather_at", FASTCALL(context_gather_at), context_gather_at_doc},
     {"_reduce_scatter", FASTCALL(context_reduce_scatter), context_reduce_scatter_doc},
+    {"_memory", (PyCFunction)context_memory, METH_NOARGS, context_memory_doc},
     {"agree", FASTCALL(context_agree), context_agree_doc},
     {"close", (PyCFunction)(void (*)(void))context_close, METH_NOARGS,
      context_close_doc},

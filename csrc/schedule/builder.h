@@ -17,7 +17,7 @@ struct cp_builder {
     struct cp_step spare; /* where a failed builder's steps go */
 };
 
-/* A run of memory that buffers are placed in: a window half or the workspace. */
+/* A run of memory that buffers are placed in: a window or the workspace. */
 struct cp_arena {
     enum cp_buffer_kind kind;
     int owner;

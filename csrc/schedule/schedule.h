@@ -59,7 +59,7 @@ struct cp_buffer {
     uint8_t role;   /* enum cp_tensor_role: what the content is, and which tensor of the
                        caller for input, output */
     int32_t owner;  /* the rank whose memory it is */
-    int64_t offset_bytes, bytes; /* place in the window half or the workspace; 0 for the
+    int64_t offset_bytes, bytes; /* place in the window or the workspace; 0 for the
                                     caller's tensors */
     int64_t n[CP_AXES];
     int64_t stride_bytes[CP_AXES]; /* not for the caller's tensors */
@@ -130,7 +130,7 @@ struct cp_schedule {
     struct cp_buffer *buffers;
     struct cp_step *steps; /* in an order that respects `after` when run one by one */
     int32_t buffer_count, step_count;
-    int64_t window_bytes;  /* of the own window half */
+    int64_t window_bytes;  /* of the own window */
     int64_t scratch_bytes; /* of the workspace */
 };
 

@@ -12,8 +12,7 @@ struct proof {
     int world, processes;
     struct cp_access_log *logs; /* by arena */
     uint32_t *now;              /* (processes, processes) clock of every lane */
-    uint32_t *ends[2]; /* (processes) what all ranks together know at the end of a
-                                   call: of the last one and the one before */
+    uint32_t *end; /* (processes) what all ranks together know at the end of a call */
     struct cp_verify_report report;
 };
 
@@ -78,7 +77,7 @@ static enum cp_code fill_contents(struct proof *proof, struct cp_verify_run *run
         take(proof, schedule->buffer_count, sizeof *rank->contents, &rank->contents));
     for (int32_t i = 0; i < schedule->buffer_count; i++) {
         struct cp_shape shape = cp_verify_shape(schedule->plan, &schedule->buffers[i]);
-        int arena = cp_run_arena(proof->world, run->call, number, &shape.buffer);
+        int arena = cp_run_arena(proof->world, number, &shape.buffer);
         CP_TRY(cp_memory_content(&run->memory, arena, &shape, &rank->contents[i]));
         if (shape.buffer.kind == CP_BUFFER_INPUT) {
             CP_TRY(cp_meaning_fill(&run->meaning, number, rank->contents[i]));
@@ -87,14 +86,13 @@ static enum cp_code fill_contents(struct proof *proof, struct cp_verify_run *run
     return CP_OK;
 }
 
-/* What a rank knows when a call starts: its own last call, and the call before that of all
- * ranks. A gate gives more, all ranks' last call; but two window halves are made for a gate
- * that comes one call late, so a proof takes no more than they promise. */
+/* What a rank knows when a call starts: the last call of all ranks, since whoever comes to a
+ * gate has left it. */
 static void pass_gate(struct proof *proof, int rank)
 {
     uint32_t *first = proof->now + (ptrdiff_t)(rank * CP_LANES) * proof->processes;
     size_t bytes = (size_t)proof->processes * sizeof *first;
-    cp_clock_join(first, proof->ends[1], proof->processes);
+    cp_clock_join(first, proof->end, proof->processes);
     for (int lane = 1; lane < CP_LANES; lane++) {
         cp_clock_join(first, first + (ptrdiff_t)lane * proof->processes,
                       proof->processes);
@@ -143,7 +141,7 @@ static enum cp_code check_output(struct proof *proof, struct cp_verify_run *run,
         return CP_OK;
     }
     struct cp_box all = {.n = {buffer.n[0], buffer.n[1], buffer.n[2], buffer.n[3]}};
-    int arena = cp_run_arena(proof->world, run->call, rank, &buffer);
+    int arena = cp_run_arena(proof->world, rank, &buffer);
     if (cp_verify_box_is_empty(&all)) {
         return CP_OK;
     }
@@ -155,11 +153,8 @@ static enum cp_code check_output(struct proof *proof, struct cp_verify_run *run,
 
 static void note_end(struct proof *proof, const struct cp_verify_run *run)
 {
-    size_t bytes = (size_t)proof->processes * sizeof *proof->now;
-    memcpy(proof->ends[1], proof->ends[0], bytes);
     for (int process = 0; process < proof->processes; process++) {
-        cp_clock_join(proof->ends[0],
-                      proof->now + (ptrdiff_t)process * proof->processes,
+        cp_clock_join(proof->end, proof->now + (ptrdiff_t)process * proof->processes,
                       proof->processes);
     }
     proof->report.steps += run->steps;
@@ -194,7 +189,7 @@ static enum cp_code prove_call(struct proof *proof, int call)
         }
     }
     /* The next call has other tensors. */
-    memset(proof->logs + 3 * proof->world, 0,
+    memset(proof->logs + 2 * proof->world, 0,
            (size_t)(proof->world * CP_TENSORS) * sizeof *proof->logs);
     note_end(proof, &run);
     return CP_OK;
@@ -206,8 +201,7 @@ static enum cp_code prove(struct proof *proof, int calls)
     CP_TRY(take(proof, cp_run_arena_count(proof->world), sizeof *proof->logs,
                 &proof->logs));
     CP_TRY(take(proof, processes * processes, sizeof *proof->now, &proof->now));
-    CP_TRY(take(proof, processes, sizeof *proof->ends[0], &proof->ends[0]));
-    CP_TRY(take(proof, processes, sizeof *proof->ends[1], &proof->ends[1]));
+    CP_TRY(take(proof, processes, sizeof *proof->end, &proof->end));
     for (int call = 0; call < calls; call++) {
         CP_TRY(prove_call(proof, call));
     }

@@ -23,13 +23,12 @@
 
 struct cp_verify_report {
     int64_t steps;         /* executed, over all ranks and calls */
-    int64_t window_bytes;  /* largest window half of any rank */
+    int64_t window_bytes;  /* largest window of any rank */
     int64_t scratch_bytes; /* largest workspace of any rank */
 };
 
-/* schedules: (calls, world), row by row; call c uses window half c mod 2.
- * CP_ERR_INTERNAL with the sentence that names call, rank and step; CP_ERR_NO_MEMORY.
- */
+/* schedules: (calls, world), row by row. CP_ERR_INTERNAL with the sentence that names
+ * call, rank and step; CP_ERR_NO_MEMORY. */
 CP_NODISCARD enum cp_code cp_schedule_verify(const struct cp_schedule *const *schedules,
                                              int calls, int world,
                                              struct cp_verify_report *report);

@@ -19,7 +19,7 @@ struct cp_access {
     uint32_t done; /* the tick of `process` after which it is over */
 };
 
-/* The accesses to one arena: a window half, a workspace, a tensor. */
+/* The accesses to one arena: a window, a workspace, a tensor. */
 struct cp_access_log {
     struct cp_access *reads, *writes;
 };

@@ -120,7 +120,7 @@ static enum cp_code note_accesses(struct cp_verify_run *run,
                 .process = process,
                 .done = done,
             };
-            int arena = cp_run_arena(run->world, run->call, at->rank, &shape->buffer);
+            int arena = cp_run_arena(run->world, at->rank, &shape->buffer);
             CP_TRY(cp_access_add(run->pool, &run->logs[arena], &access, is_write,
                                  lane->now));
         }
@@ -135,8 +135,8 @@ static void note_written(struct cp_verify_run *run, const struct cp_verify_at *a
     for (int arg = 0; arg < CP_STEP_ARGS; arg++) {
         if (args[arg].content != NULL && (writes >> arg & 1) != 0 &&
             !cp_verify_box_is_empty(args[arg].box)) {
-            int arena = cp_run_arena(run->world, run->call, at->rank,
-                                     &args[arg].content->shape.buffer);
+            int arena =
+                cp_run_arena(run->world, at->rank, &args[arg].content->shape.buffer);
             cp_memory_wrote(&run->memory, arena, &args[arg]);
         }
     }

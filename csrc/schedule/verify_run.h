@@ -48,24 +48,23 @@ struct cp_verify_run {
 };
 
 /* Numbers of arenas. */
-static inline int cp_run_arena(int world, int call, int rank,
-                               const struct cp_buffer *buffer)
+static inline int cp_run_arena(int world, int rank, const struct cp_buffer *buffer)
 {
     switch ((enum cp_buffer_kind)buffer->kind) {
     case CP_BUFFER_WINDOW:
-        return buffer->owner * 2 + call % 2;
+        return buffer->owner;
     case CP_BUFFER_SCRATCH:
-        return 2 * world + rank;
+        return world + rank;
     case CP_BUFFER_INPUT:
     case CP_BUFFER_OUTPUT:
         break;
     }
-    return 3 * world + rank * CP_TENSORS + buffer->role;
+    return 2 * world + rank * CP_TENSORS + buffer->role;
 }
 
 static inline int cp_run_arena_count(int world)
 {
-    return 3 * world + world * CP_TENSORS;
+    return 2 * world + world * CP_TENSORS;
 }
 
 /* Runs all ranks to their end. */

@@ -264,6 +264,7 @@ void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out, int3
     if (!cp_box_is_empty(&all)) {
         struct cp_step *step =
             cp_build_step(&writer->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
+        cp_build_after(&writer->builder, step, CP_LANE_IN);
         step->arg[CP_FINISH_STATE] = all;
         step->arg[CP_FINISH_OUT] = cp_writer_box(writer, out);
         step->arg[CP_FINISH_LSE] = cp_writer_box(writer, lse);

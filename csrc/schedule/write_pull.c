@@ -38,7 +38,12 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_KEYS));
     }
     if (!pull->is_shared) {
+        window->slots_first = arena->bytes;
         return;
+    }
+    if (pull->is_backward) {
+        window->dq = cp_writer_sums(w, arena, CP_TENSOR_DQ, group.count, heads.count);
+        window->slots_first = arena->bytes;
     }
     window->q =
         cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, w->call->heads);
@@ -49,17 +54,20 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
                                      w->call->heads);
         window->delta = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows,
                                        w->call->heads);
-        window->dq = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DQ,
-                                    group.count, heads.count);
         return;
     }
-    window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
-                                 heads.count);
     window->out_lse = CP_NO_BUFFER;
     if (w->call->want_lse != 0) {
         window->out_lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE,
                                          group.count, heads.count);
     }
+    /* Queries are done with when results come. */
+    struct cp_arena place = *arena;
+    window->gathered = cp_writer_rows(w, &place, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
+                                      group.count, heads.count);
+    window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
+                                 heads.count);
+    arena->bytes = place.bytes > arena->bytes ? place.bytes : arena->bytes;
 }
 
 enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
@@ -67,6 +75,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
     void *block = NULL;
     cp_writer_init(&pull->w, plan, rank);
     pull->window = NULL;
+    pull->has_slots = false;
     pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
     enum cp_code code =

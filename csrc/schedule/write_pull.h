@@ -19,7 +19,8 @@
  * Backward: the partial dK, dV of the block met in step j goes into slot j mod 2 of the
  * computing rank's window; the block's owner adds it to its sums in the order of the
  * steps and says so, which frees the slot. So sums are the same in every run, and a
- * rank may be two steps ahead of an owner. */
+ * rank may be two steps ahead of an owner. With U > 1 the slots lie where the query rows
+ * were that the group has fetched by then. */
 #ifndef CP_SCHEDULE_WRITE_PULL_H
 #define CP_SCHEDULE_WRITE_PULL_H
 
@@ -27,7 +28,8 @@
 
 /* The counters of a rank in one call. */
 enum {
-    CP_PULL_READY,   /* 1: inputs are in the window */
+    CP_PULL_READY,   /* 1: inputs are in the window; 2, backward with U > 1: the group's
+                        rows are fetched */
     CP_PULL_RESULT,  /* 1: finished rows (forward), dQ (backward) are in the window */
     CP_PULL_PARTIAL, /* j: the partial gradient of step j is in its slot */
     CP_PULL_ADDED,   /* j: the partial gradient that others made for this rank in their
@@ -39,7 +41,9 @@ struct cp_pull_window {
     int32_t k, v;                /* packed (forward) or plain (backward) */
     int32_t mask;                /* the part that travels with keys or rows */
     int32_t q, dout, lse, delta; /* U > 1: rows that the group reads */
-    int32_t out, out_lse, dq;    /* U > 1: results that the group reads */
+    int32_t out, out_lse, dq;    /* U > 1: results that the group reads; dq a sum */
+    int32_t gathered;    /* U > 1, forward: the group's q, where `out` will be */
+    int64_t slots_first; /* backward: offset of the slots */
 };
 
 /* Everything that both directions need. */
@@ -47,6 +51,7 @@ struct cp_pull {
     struct cp_writer w;
     struct cp_pull_window *window; /* (world) */
     bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
+    bool has_slots; /* backward: the own slots are free by the steps written so far */
 };
 
 /* The keys of a rank. */

@@ -64,6 +64,7 @@ static struct cp_row_buffers gather_backward(struct cp_pull *pull,
         cp_pull_gather_rows(pull, member, all.delta, theirs->delta);
         cp_pull_gather_mask(pull, member);
     }
+    cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 2);
     return all;
 }
 
@@ -72,28 +73,17 @@ struct sums {
     int32_t dk, dv;
 };
 
-/* The slot that step j > 0 of `rank` uses, in the shape of that step's block. Slots lie
- * behind the declared part of a rank's window; both have room for the longest block. */
+/* The slot that step j > 0 of `rank` uses, in the shape of that step's block. Both slots
+ * have room for the longest block. */
 static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
 {
     struct cp_writer *w = &pull->w;
     const struct cp_plan *plan = w->plan;
     const struct cp_range heads = plan->kv_heads[cp_plan_ulysses_rank(plan, rank)];
-    const struct cp_pull_window *window = &pull->window[rank];
     struct sums slot = {0, 0};
-    if (w->builder.code != CP_OK) {
-        return slot;
-    }
-    /* dq is the last buffer of a shared window, v or the mask that of an unshared one.
-     */
-    int32_t last = pull->is_shared                                  ? window->dq
-                   : w->has_mask && w->mask_source != CP_MASK_LOCAL ? window->mask
-                                                                    : window->v;
-    const struct cp_buffer *end = &w->builder.schedule->buffers[last];
-    struct cp_arena arena = {
-        .kind = CP_BUFFER_WINDOW,
-        .owner = rank,
-        .bytes = cp_round_up(end->offset_bytes + end->bytes, CP_PANEL_ALIGN)};
+    struct cp_arena arena = {.kind = CP_BUFFER_WINDOW,
+                             .owner = rank,
+                             .bytes = pull->window[rank].slots_first};
     int64_t longest = 0;
     for (int owner = 0; owner < plan->world; owner++) {
         longest =
@@ -120,16 +110,37 @@ static bool is_live_step(const struct cp_pull *pull, int rank, int j)
 }
 
 /* Before slot j mod 2 is used again, the owner of its last content must have added
- * that. */
+ * that; before the first is used at all, the group must have fetched the rows there. */
 static void await_slot(struct cp_pull *pull, int j)
 {
     struct cp_writer *w = &pull->w;
+    for (int index = 1; index < w->plan->ulysses && !pull->has_slots; index++) {
+        cp_build_await(&w->builder, CP_LANE_IN, cp_pull_group_member(pull, index),
+                       CP_PULL_READY, 2);
+    }
+    pull->has_slots = true;
     for (int before = j - 2; before > 0; before -= 2) {
         if (is_live_step(pull, w->rank, before)) {
             cp_build_await(&w->builder, CP_LANE_COMPUTE,
                            (w->rank + before) % w->plan->world, CP_PULL_ADDED,
                            (uint32_t)before);
             return;
+        }
+    }
+}
+
+/* A partial sum begins at 0, once the slot is free. */
+static void clear_slot(struct cp_pull *pull, const struct sums *slot)
+{
+    struct cp_writer *w = &pull->w;
+    const int32_t both[2] = {slot->dk, slot->dv};
+    for (int i = 0; i < 2; i++) {
+        struct cp_box all = cp_writer_box(w, both[i]);
+        if (!cp_box_is_empty(&all)) {
+            struct cp_step *step =
+                cp_build_step(&w->builder, CP_STEP_ZERO, CP_LANE_COMPUTE);
+            cp_build_after(&w->builder, step, CP_LANE_IN);
+            step->arg[CP_ARG_DST] = all;
         }
     }
 }
@@ -156,8 +167,7 @@ static void grad_block(struct cp_pull *pull, const struct cp_row_buffers *rows,
         struct sums slot = declare_slot(pull, w->rank, j);
         cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
         await_slot(pull, j);
-        cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dk);
-        cp_build_zero(&w->builder, CP_LANE_COMPUTE, slot.dv);
+        clear_slot(pull, &slot);
         keys.dk = cp_writer_box(w, slot.dk);
         keys.dv = cp_writer_box(w, slot.dv);
     }
@@ -192,10 +202,9 @@ static void return_queries(struct cp_pull *pull, const struct cp_row_buffers *ro
 {
     struct cp_writer *w = &pull->w;
     int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
-    int32_t to = pull->is_shared ? pull->window[w->rank].dq : dq;
-    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, to),
-                  cp_writer_box(w, rows->dq));
     if (!pull->is_shared) {
+        cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, dq),
+                      cp_writer_box(w, rows->dq));
         return;
     }
     cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_RESULT, 1);
@@ -215,8 +224,9 @@ enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
     struct cp_writer *w = &pull.w;
     struct cp_row_buffers rows = gather_backward(&pull, publish_backward(&pull));
     int64_t keys = plan->kv_rows[rank].count;
-    rows.dq =
-        cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ, w->rows.count, w->heads.count);
+    rows.dq = pull.is_shared ? pull.window[rank].dq
+                             : cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ,
+                                              w->rows.count, w->heads.count);
     struct sums own = {
         .dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys, w->call->kv_heads),
         .dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys, w->call->kv_heads),

@@ -25,8 +25,7 @@ static int32_t gather_queries(struct cp_pull *pull, int32_t q)
     if (!pull->is_shared) {
         return q;
     }
-    int32_t all = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
-                                 w->rows.count, w->heads.count);
+    int32_t all = pull->window[w->rank].gathered;
     cp_writer_declare_group_mask(w);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);

@@ -6,34 +6,54 @@ static int32_t input(struct cp_writer *w, enum cp_tensor_role role)
     return cp_writer_tensor(w, CP_BUFFER_INPUT, role);
 }
 
+/* Keys that are packed at a time: about as many as kernels take through their cache at
+ * once. All at once would be twice the caller's k and v where those are half-width. */
+enum { PACKED_KEYS = 2048 };
+
+/* The state takes up all keys, piece by piece through one place. */
+static void attend_keys(struct cp_writer *w, int32_t state)
+{
+    struct cp_range all = w->plan->kv_rows[w->rank];
+    int32_t q = input(w, CP_TENSOR_Q);
+    struct cp_box k = cp_writer_box(w, input(w, CP_TENSOR_K));
+    struct cp_box v = cp_writer_box(w, input(w, CP_TENSOR_V));
+    struct cp_arena start = w->scratch;
+    for (int64_t first = 0; first < all.count; first += PACKED_KEYS) {
+        int64_t rest = all.count - first;
+        int64_t keys = rest < PACKED_KEYS ? rest : PACKED_KEYS;
+        struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
+        if (!cp_writer_is_live(w, w->rank, &block)) {
+            continue;
+        }
+        struct cp_arena place = start;
+        int32_t packed_k = cp_writer_rows(w, &place, CP_LAYOUT_K, CP_TENSOR_K, keys,
+                                          w->call->kv_heads);
+        int32_t packed_v = cp_writer_rows(w, &place, CP_LAYOUT_V, CP_TENSOR_V, keys,
+                                          w->call->kv_heads);
+        if (place.bytes > w->scratch.bytes) {
+            w->scratch.bytes = place.bytes;
+        }
+        cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,
+                      cp_writer_box(w, packed_k), cp_writer_row_range(k, first, keys));
+        cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,
+                      cp_writer_box(w, packed_v), cp_writer_row_range(v, first, keys));
+        cp_writer_attend(w, state, q, cp_writer_box(w, packed_k),
+                         cp_writer_box(w, packed_v),
+                         cp_writer_mask_box(w, CP_NO_BUFFER, 0, &block), &block);
+    }
+}
+
 enum cp_code cp_write_replicated_forward(const struct cp_plan *plan, int rank,
                                          struct cp_schedule **out)
 {
     struct cp_writer w;
     cp_writer_init(&w, plan, rank);
-    struct cp_builder *b = &w.builder;
-    struct cp_block block = {.owner = rank, .keys = plan->kv_rows[rank]};
-    int32_t q = input(&w, CP_TENSOR_Q);
-    int32_t k = input(&w, CP_TENSOR_K);
-    int32_t v = input(&w, CP_TENSOR_V);
     int32_t result = cp_writer_tensor(&w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);
     int32_t lse = cp_writer_tensor(&w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE);
-    int32_t packed_k = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_K, CP_TENSOR_K,
-                                      block.keys.count, w.call->kv_heads);
-    int32_t packed_v = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_V, CP_TENSOR_V,
-                                      block.keys.count, w.call->kv_heads);
     int32_t state = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,
                                    w.rows.count, w.heads.count);
-    cp_build_zero(b, CP_LANE_COMPUTE, state);
-    if (cp_writer_is_live(&w, rank, &block)) {
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_COMPUTE, cp_writer_box(&w, packed_k),
-                      cp_writer_box(&w, k));
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_COMPUTE, cp_writer_box(&w, packed_v),
-                      cp_writer_box(&w, v));
-        cp_writer_attend(&w, state, q, cp_writer_box(&w, packed_k),
-                         cp_writer_box(&w, packed_v),
-                         cp_writer_mask_box(&w, CP_NO_BUFFER, 0, &block), &block);
-    }
+    cp_build_zero(&w.builder, CP_LANE_COMPUTE, state);
+    attend_keys(&w, state);
     cp_writer_finish(&w, state, result, lse);
     return cp_writer_take(&w, out);
 }

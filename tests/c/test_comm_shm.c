@@ -1,4 +1,4 @@
-/* Windows of shared memory: exact integers, halves, growth under a reader's eyes,
+/* Windows of shared memory: exact integers, growth under a reader's eyes,
  * windows that cannot grow, errors. Ranks are threads over one mapping (for
  * ThreadSanitizer) and processes over their own. */
 #define CP_TEST_POINTS
@@ -110,26 +110,23 @@ static size_t count_of(int rank, uint64_t round)
     return counts[((uint64_t)rank * 5 + round) % (sizeof counts / sizeof counts[0])];
 }
 
-/* Rounds as a context plays them: reserve, gate, write the half of this parity,
- * publish, read all. Nothing says that a half is free but the gate of the round after.
- */
+/* Rounds as a context plays them: reserve, gate, write, publish, read all. Nothing says
+ * that the window is free again but the gate of the round after. */
 static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
 {
     const struct cp_comm_ops *ops = comm->ops;
     for (uint64_t round = 1; round <= (uint64_t)rounds; round++) {
         struct cp_record mine = {.call = {.batch = 1}}, all[RANKS_MOST];
-        int half = (int)(round % 2);
         size_t count = count_of(comm->rank, round);
         TEST_CONTEXT("rank %d, round %llu", comm->rank, (unsigned long long)round);
-        if (!CHECK_EQ_I64(ops->reserve(comm, half, count * sizeof(uint32_t) + 1),
-                          CP_OK) ||
+        if (!CHECK_EQ_I64(ops->reserve(comm, count * sizeof(uint32_t) + 1), CP_OK) ||
             !CHECK_EQ_I64(
                 cp_gate_exchange(gate, &mine, all, "round", cp_deadline_in(20.0)),
                 CP_OK)) {
             return;
         }
         /* One byte off, so that nothing is aligned. */
-        char *own = (char *)ops->window(comm, comm->rank, half) + 1;
+        char *own = (char *)ops->window(comm, comm->rank) + 1;
         for (size_t i = 0; i < count; i++) {
             uint32_t value = element(comm->rank, round, i);
             memcpy(own + i * sizeof value, &value, sizeof value);
@@ -143,7 +140,7 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
                 return;
             }
             CHECK(ops->reached(comm, peer, 0, round, NULL));
-            const char *theirs = (const char *)ops->window(comm, peer, half) + 1;
+            const char *theirs = (const char *)ops->window(comm, peer) + 1;
             for (size_t i = 0; i < count_of(peer, round); i++) {
                 uint32_t value = 0;
                 memcpy(&value, theirs + i * sizeof value, sizeof value);
@@ -249,7 +246,7 @@ TEST(integers_between_processes)
     }
 }
 
-/* The owner grows its half again and again while the peer reads what was there: nothing
+/* The owner grows its window again and again while the peer reads what was there: nothing
  * moves or changes. */
 static void body_growth(int rank, void *arg)
 {
@@ -263,10 +260,10 @@ static void body_growth(int rank, void *arg)
     for (uint64_t step = 1; step <= 200; step++) {
         size_t first = (size_t)(step - 1) * 5000, end = (size_t)step * 5000;
         if (rank == 0) {
-            if (!CHECK_EQ_I64(ops->reserve(comm, 1, end), CP_OK)) {
+            if (!CHECK_EQ_I64(ops->reserve(comm, end), CP_OK)) {
                 break;
             }
-            memset((char *)ops->window(comm, 0, 1) + first, (int)step, end - first);
+            memset((char *)ops->window(comm, 0) + first, (int)step, end - first);
             ops->publish(comm, 3, step, NULL);
         } else {
             struct cp_comm_wait wait = {.peer = 0, .signal = 3, .value = step};
@@ -274,7 +271,7 @@ static void body_growth(int rank, void *arg)
                               CP_OK)) {
                 break;
             }
-            const unsigned char *bytes = ops->window(comm, 0, 1);
+            const unsigned char *bytes = ops->window(comm, 0);
             for (uint64_t earlier = 1; earlier <= step; earlier++) {
                 CHECK_EQ_I64(bytes[(earlier - 1) * 5000], (unsigned char)earlier);
                 CHECK_EQ_I64(bytes[earlier * 5000 - 1], (unsigned char)earlier);
@@ -302,17 +299,15 @@ TEST(a_tiny_reservation_cannot_grow)
     struct cp_comm *comm = NULL;
     CHECK_EQ_I64(cp_window_create(100, &window), CP_ERR_VALUE);
     CHECK_EQ_I64(cp_window_create(SIZE_MAX, &window), CP_ERR_VALUE);
-    REQUIRE(cp_window_create(5 * page_bytes(), &window) == CP_OK);
+    REQUIRE(cp_window_create(3 * page_bytes(), &window) == CP_OK);
     REQUIRE(cp_comm_shm_create(&window, &watch, &comm) == CP_OK);
-    CHECK_EQ_I64(comm->ops->reserve(comm, 0, 2 * page_bytes()), CP_OK);
-    CHECK_EQ_I64(comm->ops->reserve(comm, 1, 2 * page_bytes() + 1), CP_ERR_NO_MEMORY);
+    CHECK_EQ_I64(comm->ops->reserve(comm, page_bytes()), CP_OK);
+    CHECK_EQ_I64(comm->ops->reserve(comm, 2 * page_bytes() + 1), CP_ERR_NO_MEMORY);
     CHECK_STR_HAS(cp_last_error()->text, "cannot hold");
-    CHECK_EQ_I64(comm->ops->reserve(comm, 1, SIZE_MAX), CP_ERR_NO_MEMORY);
-    CHECK_EQ_I64(comm->ops->reserve(comm, 1, 2 * page_bytes()), CP_OK);
-    /* The halves do not overlap each other or the counters. */
-    memset(comm->ops->window(comm, 0, 0), 1, 2 * page_bytes());
-    memset(comm->ops->window(comm, 0, 1), 2, 2 * page_bytes());
-    CHECK_EQ_I64(((char *)comm->ops->window(comm, 0, 0))[2 * page_bytes() - 1], 1);
+    CHECK_EQ_I64(comm->ops->reserve(comm, SIZE_MAX), CP_ERR_NO_MEMORY);
+    CHECK_EQ_I64(comm->ops->reserve(comm, 2 * page_bytes()), CP_OK);
+    /* It does not overlap the counters. */
+    memset(comm->ops->window(comm, 0), 1, 2 * page_bytes());
     CHECK(!comm->ops->reached(comm, 0, CP_SIGNALS - 1, 1, NULL));
     comm->ops->close(&comm);
     cp_window_close(&window);
@@ -336,23 +331,23 @@ TEST(memory_that_runs_out_is_an_error_and_given_back)
     struct cp_comm *comm = NULL;
     REQUIRE(cp_window_create((size_t)256 << 30, &window) == CP_OK);
     REQUIRE(cp_comm_shm_create(&window, &watch, &comm) == CP_OK);
-    CHECK_EQ_I64(comm->ops->reserve(comm, 0, 1000), CP_OK);
-    memset(comm->ops->window(comm, 0, 0), 7, 1000);
+    CHECK_EQ_I64(comm->ops->reserve(comm, 1000), CP_OK);
+    memset(comm->ops->window(comm, 0), 7, 1000);
     int64_t before = file_bytes(window.fd);
     CHECK(before <= 4 * (int64_t)page_bytes());
     fallocate_calls = 0;
     fallocate_fails_at = 1; /* the second piece */
     fallocate_errno = ENOSPC;
-    CHECK_EQ_I64(comm->ops->reserve(comm, 0, 2 * piece_bytes), CP_ERR_NO_MEMORY);
+    CHECK_EQ_I64(comm->ops->reserve(comm, 2 * piece_bytes), CP_ERR_NO_MEMORY);
     CHECK_STR_HAS(cp_last_error()->text, "No space left");
     CHECK_EQ_I64(file_bytes(window.fd), before);
-    CHECK_EQ_I64(((char *)comm->ops->window(comm, 0, 0))[999], 7);
+    CHECK_EQ_I64(((char *)comm->ops->window(comm, 0))[999], 7);
     /* A signal is no error. */
     fallocate_calls = 0;
     fallocate_errno = EINTR;
-    CHECK_EQ_I64(comm->ops->reserve(comm, 0, 2 * piece_bytes), CP_OK);
+    CHECK_EQ_I64(comm->ops->reserve(comm, 2 * piece_bytes), CP_OK);
     CHECK(file_bytes(window.fd) >= (int64_t)(2 * piece_bytes));
-    CHECK_EQ_I64(((char *)comm->ops->window(comm, 0, 0))[999], 7);
+    CHECK_EQ_I64(((char *)comm->ops->window(comm, 0))[999], 7);
     fallocate_calls = 0;
     fallocate_fails_at = 0;
     fallocate_errno = ENOMEM;

@@ -477,12 +477,20 @@ TEST(thread_ranks_in_steady_state_allocate_nothing)
             scene_destroy(&w.scenes[0]);
             scene_create(&w.scenes[0], seed++, 3, 1);
         } while (w.scenes[0].variant != CP_EVEN || w.scenes[0].is_replicated);
+        CHECK_EQ_I64((int64_t)cp_context_memory(w.context[0]).workspace_bytes, 0);
+        CHECK_EQ_I64((int64_t)cp_context_memory(w.context[0]).window_bytes, 0);
         ranks_as_threads(w.size, steady, &w);
         int64_t before = cp_mem_stats().allocations;
+        struct cp_context_memory held = cp_context_memory(w.context[0]);
+        CHECK(held.workspace_bytes > 0);
+        CHECK_EQ_I64(held.window_bytes > 0, is_two_sided == 0);
         ranks_as_threads(w.size, steady, &w);
         if (!is_two_sided) { /* the double keeps its messages in blocks of its own */
             CHECK_EQ_I64(cp_mem_stats().allocations, before);
         }
+        struct cp_context_memory still = cp_context_memory(w.context[0]);
+        CHECK_EQ_I64((int64_t)still.workspace_bytes, (int64_t)held.workspace_bytes);
+        CHECK_EQ_I64((int64_t)still.window_bytes, (int64_t)held.window_bytes);
         scene_destroy(&w.scenes[0]);
         world_close(&w);
     }

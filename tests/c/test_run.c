@@ -93,10 +93,9 @@ static void part_open(struct part *part, struct world *w, const struct scene *sc
                                "a test", &part->xfers),
                  CP_OK);
     if (part->schedule->window_bytes > 0) {
-        int half = (int)(w->seq % CP_HALVES);
         size_t window = (size_t)part->schedule->window_bytes;
-        CHECK_EQ_I64(w->comm[rank]->ops->reserve(w->comm[rank], half, window), CP_OK);
-        memset(w->comm[rank]->ops->window(w->comm[rank], rank, half), 0xff, window);
+        CHECK_EQ_I64(w->comm[rank]->ops->reserve(w->comm[rank], window), CP_OK);
+        memset(w->comm[rank]->ops->window(w->comm[rank], rank), 0xff, window);
     }
     struct cp_run_env env = {.comm = w->comm[rank],
                              .device = cp_device_cpu(),

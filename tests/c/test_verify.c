@@ -6,6 +6,7 @@
 #include "order.h"
 #include "plan/agree.h"
 #include "schedule/verify.h"
+#include "schedule/verify_buffer.h"
 #include "schedule/verify_step.h"
 #include "test.h"
 
@@ -312,6 +313,13 @@ static bool is_key_sum(const struct cp_buffer *buffer)
     return buffer->role == CP_TENSOR_DK || buffer->role == CP_TENSOR_DV;
 }
 
+/* Two names of the same bytes of a window. */
+static bool are_one(const struct cp_buffer *a, const struct cp_buffer *b)
+{
+    return a->kind == CP_BUFFER_WINDOW && b->kind == CP_BUFFER_WINDOW &&
+           a->owner == b->owner && cp_verify_same_shape(a, b);
+}
+
 /* May the fault leave the proof whole? `set` holds the broken schedule; `step` is the right one's. What
  * only orders may go where the order stays, which order.h decides; the rest has its reason here. */
 static bool is_harmless(const struct set *set, const struct cp_schedule *right,
@@ -335,11 +343,12 @@ static bool is_harmless(const struct set *set, const struct cp_schedule *right,
                step->op == CP_STEP_FINISH || step->op == CP_STEP_AWAIT;
     case FAULT_CAUSAL: /* an edge that no pair of the block crosses */
         return right->plan->signature.call.is_causal != 0 && !step->is_causal;
-    case FAULT_BUFFER: { /* a copy of the same, or sums that nobody has added to yet */
+    case FAULT_BUFFER: { /* the same bytes, a copy of the same, or sums that nobody has added to yet */
         const struct cp_buffer *old = &right->buffers[step->arg[at].buffer];
         const struct cp_buffer *new =
             &right->buffers[(step->arg[at].buffer + 1) % right->buffer_count];
-        return (old->role == new->role || (is_key_sum(old) && is_key_sum(new))) &&
+        return (are_one(old, new) || old->role == new->role ||
+                (is_key_sum(old) && is_key_sum(new))) &&
                order_is_safe(broken, set->world);
     }
     case FAULT_Q_FIRST:
@@ -691,6 +700,17 @@ static void reuse_slot(struct cp_schedule *const *s)
     }
 }
 
+/* A slot where the group's rows are still being fetched. */
+static void early_slot(struct cp_schedule *const *s)
+{
+    for (int32_t i = 0; i < s[0]->step_count; i++) {
+        if (s[0]->steps[i].op == CP_STEP_AWAIT && s[0]->steps[i].value == 2) {
+            remove_step(s[0], i);
+            return;
+        }
+    }
+}
+
 static void drop_reduce(struct cp_schedule *const *s)
 {
     remove_nth(s, 1, CP_STEP_REDUCE, 0);
@@ -844,6 +864,8 @@ static const struct planted planted[] = {
      "comes after 1000"},
     {"slot reused early", reuse_slot, CP_OP_ATTENTION_BACKWARD, 1, CP_PULL, "rank ",
      "nothing orders the two"},
+    {"slot over rows", early_slot, CP_OP_ATTENTION_BACKWARD, 2, CP_PULL, "rank ",
+     "nothing orders the two"},
     {"reduce dropped", drop_reduce, CP_OP_ATTENTION_BACKWARD, 1, CP_PULL, "rank 1",
      "pairs"},
     {"reduce twice", repeat_reduce, CP_OP_ATTENTION_BACKWARD, 1, CP_PULL, "rank 1 step",
@@ -926,6 +948,70 @@ TEST(planted_faults)
 
 /* ---- the rest ---- */
 
+/* Replicated keys that are packed in several pieces, and causal rows that do not see all of them. */
+TEST(keys_in_pieces)
+{
+    int64_t schedules = 0;
+    for (int is_causal = 0; is_causal < 2; is_causal++) {
+        struct grid_case grid;
+        struct set set;
+        plant(&grid, CP_OP_ATTENTION, 2, CP_PULL);
+        for (int rank = 0; rank < grid.world; rank++) {
+            struct cp_record *record = &grid.records[rank];
+            record->call.heads = 2;
+            record->call.kv_heads = 1;
+            record->call.mask_heads = 1;
+            record->call.is_causal = is_causal;
+            record->call.kv_replicated = 1;
+            record->sizes[CP_SIZE_Q_ROWS] = 2 + 900 * rank;
+            record->sizes[CP_SIZE_KV_ROWS] = 5000;
+            record->sizes[CP_SIZE_MASK_ROWS] = 1;
+            record->sizes[CP_SIZE_MASK_KEYS] = 5000;
+        }
+        if (set_create(&set, &grid)) {
+            const struct set *calls[] = {&set, &set};
+            check_verified(calls, 2, &schedules);
+            /* Rows 2 to 3 of the causal call meet one piece, row 5000 three. */
+            for (int rank = 0; rank < grid.world; rank++) {
+                int64_t last =
+                    set.plan->q_rows[rank].first + set.plan->q_rows[rank].count - 1;
+                int pieces = is_causal != 0 && last < 2048   ? 1
+                             : is_causal != 0 && last < 4096 ? 2
+                                                             : 3;
+                int32_t found =
+                    find_step(set.schedules[rank], CP_STEP_ATTEND, pieces - 1);
+                CHECK(found >= 0 &&
+                      found == find_step(set.schedules[rank], CP_STEP_ATTEND, -1));
+            }
+            set_destroy(&set);
+        }
+    }
+    CHECK_EQ_I64(schedules, 2 * 2 * 4);
+}
+
+/* Rows that meet no key at all: no step attends, and what would order others is missing. */
+TEST(no_keys)
+{
+    const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    int64_t schedules = 0;
+    for (int number = 0; number < 12; number++) {
+        struct grid_case grid;
+        struct set set;
+        plant(&grid, ops[number % 2], 1 << number / 2 % 3,
+              number < 6 ? CP_PULL : CP_TWO_SIDED);
+        for (int rank = 0; rank < grid.world; rank++) {
+            grid.records[rank].sizes[CP_SIZE_KV_ROWS] = 0;
+            grid.records[rank].sizes[CP_SIZE_MASK_KEYS] = 0;
+        }
+        if (set_create(&set, &grid)) {
+            const struct set *calls[] = {&set, &set, &set};
+            check_verified(calls, MAX_CALLS, &schedules);
+            set_destroy(&set);
+        }
+    }
+    CHECK_EQ_I64(schedules, 12 * MAX_CALLS * 4);
+}
+
 TEST(failed_allocations)
 {
     struct grid_case grid;
@@ -965,7 +1051,7 @@ TEST(report)
     set_destroy(&set);
 }
 
-/* What another call of the set left in the other window half, or in this one, is never taken for this call's. */
+/* What the call before left in a window is never taken for this call's. */
 TEST(stale_contents)
 {
     struct grid_case grid;
@@ -974,7 +1060,7 @@ TEST(stale_contents)
     struct cp_verify_report report;
     plant(&grid, CP_OP_ATTENTION, 4, CP_PULL);
     REQUIRE(set_create(&set, &grid) && set_create(&lazy, &grid));
-    /* It publishes without packing: the bytes of two calls ago lie there. */
+    /* It publishes without packing: the bytes of the call before lie there. */
     int32_t pack = find_step(lazy.schedules[2], CP_STEP_PACK, 0);
     struct cp_schedule *broken = NULL;
     REQUIRE(copy_schedule(lazy.schedules[2], &broken) == CP_OK);
