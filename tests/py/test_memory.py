@@ -1,7 +1,6 @@
 """What calls take beyond inputs and outputs: no more than the formulas of benchmarks/memory.py, nor more each time."""
 
 import json
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +41,6 @@ RATIOS = {
 }
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="packed keys differ with the kernel")
 def test_ratios(rows):
     assert len(rows) == 10
     for (variant, world, direction), row in rows.items():
