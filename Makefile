@@ -51,7 +51,7 @@ ctest: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -C tests/c run
 
 test: venv ctest
-	@CP_ATTN_REQUIRE=torch,diffusers $(BIN)/pytest tests/py
+	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm $(BIN)/pytest tests/py
 
 check: $(VENV)/requirements
 	@echo "C tests under AddressSanitizer and UBSan"

@@ -5,19 +5,18 @@ to one core and alternates that program with torch's scaled_dot_product_attentio
 """
 
 import argparse
-import datetime
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 from tqdm import tqdm
+
+from .provenance import processor, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "benchmarks"
@@ -135,26 +134,6 @@ def measure(program, shape, dtype, args, progress):
         yield record
 
 
-def provenance(core):
-    """Where and from what the figures come."""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    return {
-        "machine": model,
-        "cores": os.cpu_count(),
-        "pinned_to": core,
-        "threads": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit or "none",
-        "command": "python -m benchmarks.kernels " + " ".join(sys.argv[1:]),
-    }
-
-
 def line_of(record):
     shape = f"{record['rows']} x {record['keys']} x {record['dim']}"
     share = f"{record['share']:5.2f}" if record["peak"] else "    -"
@@ -206,7 +185,7 @@ def main():
     args = parse_arguments()
     program = build(args.cc)
     os.sched_setaffinity(0, {args.core})  # the program inherits it
-    about = provenance(args.core)
+    about = provenance("kernels", machine=processor(), cores=os.cpu_count(), pinned_to=args.core, threads=1)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
     print(HEADING)
     cases = [(s, d) for d in args.dtype or DTYPES[:2] for s in args.shape or SHAPES]

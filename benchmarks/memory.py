@@ -6,12 +6,10 @@ asks the system what the third call and those after it took. ``--check`` fails a
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,8 @@ import uuid
 from pathlib import Path
 
 from tqdm import tqdm
+
+from .provenance import processor, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
@@ -345,24 +345,6 @@ def falls_with_ranks(rows):
             yield f"{variant} {tokens} {direction} {2 * more / found[variant, tokens, direction, 2]:.2f}"
 
 
-def provenance():
-    """Where and from what the figures come."""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    return {
-        "machine": f"{model}, {os.cpu_count()} cores, Linux {platform.release()}",
-        "isa": os.environ.get("CP_ATTN_ISA") or "the best one",
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit or "none",
-        "command": "python -m benchmarks.memory " + " ".join(sys.argv[1:]),
-    }
-
-
 def shape_of(text):
     """TOKENSxHEADSxDIM"""
     parts = text.lower().split("x")
@@ -412,7 +394,8 @@ def main():
         case, index, key = json.loads(args.rank)
         run_rank(Case(**case), index, key)
         return 0
-    about = provenance()
+    machine = f"{processor()}, {os.cpu_count()} cores, Linux {platform.release()}"
+    about = provenance("memory", machine=machine, isa=os.environ.get("CP_ATTN_ISA") or "the best one")
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
     rows = print_table(args)
     worst = max(row["ratio"] for row in rows)

@@ -27,15 +27,15 @@ class Exchange:
         first, count = part(x.shape[dim], self.rank, self.world)
         return x.narrow(dim, first, count)
 
-    def gather(self, x, dim, size):
+    def gather(self, x, dim, size_of):
         """Return the whole of a tensor of which every rank holds a part; the parts may have any sizes.
 
-        Its gradient is the part's rows of the sum of all ranks' gradients. `size`, of the whole, is a hint for the
-        compiler; None where it is not known.
+        Its gradient is the part's rows of the sum of all ranks' gradients. `size_of` is a hint for the compiler: the
+        size of the whole for the rows of the part, None where it is not known.
         """
         if is_compiling():
             gather = _ops.gather if _is_recorded(x) else _ops.gather_in_order
-            return gather(self._number, x, dim, size)
+            return gather(self._number, x, dim, size_of(x.shape[dim]))
         return _Gather.apply(x, self.context, dim) if _is_recorded(x) else self.context.gather(x, dim)
 
     def leave(self, x):

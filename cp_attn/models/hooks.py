@@ -57,7 +57,7 @@ class ModuleHook:
                 if self._fits(where, x, axis)
             ]
         exchange = self._parallel.exchange
-        whole = {i: exchange.gather(x, axis.dim, self._parallel.size_of(x.shape[axis.dim])) for i, x, axis in chosen}
+        whole = {i: exchange.gather(x, axis.dim, self._parallel.size_of) for i, x, axis in chosen}
         output = outputs.replaced(output, whole)
         if not self._path and self._parallel.is_whole_outside:
             output = outputs.mapped(exchange.leave, output)

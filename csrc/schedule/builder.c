@@ -223,12 +223,16 @@ struct cp_step *cp_build_move(struct cp_builder *builder, enum cp_step_op op,
     return step;
 }
 
-void cp_build_zero(struct cp_builder *builder, enum cp_lane lane, int32_t buffer)
+struct cp_step *cp_build_zero(struct cp_builder *builder, enum cp_lane lane,
+                              int32_t buffer)
 {
     struct cp_box all = cp_box_all(builder, buffer);
-    if (!cp_box_is_empty(&all)) {
-        cp_build_step(builder, CP_STEP_ZERO, lane)->arg[CP_ARG_DST] = all;
+    if (cp_box_is_empty(&all)) {
+        return &builder->spare;
     }
+    struct cp_step *step = cp_build_step(builder, CP_STEP_ZERO, lane);
+    step->arg[CP_ARG_DST] = all;
+    return step;
 }
 
 void cp_build_publish(struct cp_builder *builder, enum cp_lane lane, int signal,

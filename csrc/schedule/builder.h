@@ -55,11 +55,12 @@ struct cp_step *cp_build_step(struct cp_builder *builder, enum cp_step_op op,
 void cp_build_after(struct cp_builder *builder, struct cp_step *step,
                     enum cp_lane other);
 
-/* COPY, REDUCE, PACK, SEND and RECV do nothing where the box is empty; what `move`
- * returns is then no step. */
+/* COPY, REDUCE, PACK, SEND, RECV and ZERO do nothing where the box is empty; what `move`
+ * or `zero` returns is then no step. */
 struct cp_step *cp_build_move(struct cp_builder *builder, enum cp_step_op op,
                               enum cp_lane lane, struct cp_box dst, struct cp_box src);
-void cp_build_zero(struct cp_builder *builder, enum cp_lane lane, int32_t buffer);
+struct cp_step *cp_build_zero(struct cp_builder *builder, enum cp_lane lane,
+                              int32_t buffer);
 void cp_build_publish(struct cp_builder *builder, enum cp_lane lane, int signal,
                       uint32_t value);
 void cp_build_await(struct cp_builder *builder, enum cp_lane lane, int peer, int signal,

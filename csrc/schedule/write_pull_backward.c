@@ -130,19 +130,10 @@ static void await_slot(struct cp_pull *pull, int j)
 }
 
 /* A partial sum begins at 0, once the slot is free. */
-static void clear_slot(struct cp_pull *pull, const struct sums *slot)
+static void clear_slot(struct cp_builder *builder, int32_t slot)
 {
-    struct cp_writer *w = &pull->w;
-    const int32_t both[2] = {slot->dk, slot->dv};
-    for (int i = 0; i < 2; i++) {
-        struct cp_box all = cp_writer_box(w, both[i]);
-        if (!cp_box_is_empty(&all)) {
-            struct cp_step *step =
-                cp_build_step(&w->builder, CP_STEP_ZERO, CP_LANE_COMPUTE);
-            cp_build_after(&w->builder, step, CP_LANE_IN);
-            step->arg[CP_ARG_DST] = all;
-        }
-    }
+    struct cp_step *step = cp_build_zero(builder, CP_LANE_COMPUTE, slot);
+    cp_build_after(builder, step, CP_LANE_IN);
 }
 
 /* Step j: the block's gradient. That of the own block goes straight into the own sums.
@@ -167,7 +158,8 @@ static void grad_block(struct cp_pull *pull, const struct cp_row_buffers *rows,
         struct sums slot = declare_slot(pull, w->rank, j);
         cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
         await_slot(pull, j);
-        clear_slot(pull, &slot);
+        clear_slot(&w->builder, slot.dk);
+        clear_slot(&w->builder, slot.dv);
         keys.dk = cp_writer_box(w, slot.dk);
         keys.dv = cp_writer_box(w, slot.dv);
     }

@@ -33,6 +33,14 @@ class Rank:
         raise AssertionError(f"rank {self.rank} (exit {self.code}) printed no line with {having}\n{self.err[-3000:]}")
 
 
+def lines(ranks, **having):
+    """Yield every rank's line with these values; fail with what it says of a failure."""
+    for rank in ranks:
+        line = rank.line(**having)
+        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
+        yield line
+
+
 def say(**line):
     """Print one JSON line; for the ranks."""
     print(json.dumps(line), flush=True)

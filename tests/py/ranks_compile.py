@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from diffusers.models.attention_dispatch import attention_backend
 from launch import say
+from ranks_gradients import loss_of_tiny
+from ranks_models import difference
 from tiny_models import make, tensors
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -56,11 +58,6 @@ def compiled(model, way="wrapper", backend="aot_eager", **more):
     return model, counter
 
 
-def difference(a, b):
-    """Return the largest difference, relative to the largest value where that is above one."""
-    return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in zip(a, b, strict=True))
-
-
 @torch.no_grad()
 def answer(model, inputs):
     return tensors(model(**inputs))
@@ -68,8 +65,7 @@ def answer(model, inputs):
 
 def gradients(model, call, inputs):
     model.zero_grad()
-    generator = torch.Generator().manual_seed(5)
-    sum((x * torch.randn(x.shape, generator=generator)).sum() for x in tensors(call(**inputs))).backward()
+    loss_of_tiny(call, inputs).backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from launch import launch
+from launch import launch, lines
 
 pytest.importorskip("diffusers")
 
@@ -21,28 +21,21 @@ def ran(world, *scenes):
     return launch("ranks_compile.py", world, *scenes, timeout=400)
 
 
-def lines(ranks, name):
-    for rank in ranks:
-        line = rank.line(name=name)
-        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
-        yield line
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_model(model):
-    for line in lines(ran(2, *[f"model,{model}" for model in MODELS]), f"model,{model}"):
+    for line in lines(ran(2, *[f"model,{model}" for model in MODELS]), name=f"model,{model}"):
         assert max(line["difference"], line["again"], line["gradients"], line["after"]) <= 1e-5, line
         assert line["graphs"] == 1, line
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_scene(scene):
-    for line in lines(ran(2, *SCENES), scene):
+    for line in lines(ran(2, *SCENES), name=scene):
         assert line["difference"] <= 1e-5, line
 
 
 def test_code_made_by_the_compiler():
     """Not only its graph, run as it is."""
     scene = "model,wan,ring_anything,wrapper,enable_first,inductor"
-    for line in lines(ran(3, scene), scene):
+    for line in lines(ran(3, scene), name=scene):
         assert line["graphs"] == 1 and max(line["difference"], line["gradients"]) <= 1e-5, line

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from launch import launch
+from launch import launch, lines
 from test_models import MODELS
 
 pytest.importorskip("diffusers")
@@ -39,24 +39,17 @@ def ran(script, world, *args):
     return launch(script, world, *args, timeout=300)
 
 
-def lines(ranks, name):
-    for rank in ranks:
-        line = rank.line(name=name)
-        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
-        yield line
-
-
 @pytest.mark.parametrize("world, config", TOYS, ids=[f"{config}{world}" for world, config in TOYS])
 @pytest.mark.parametrize("scene", SCENES)
 def test_scene(world, config, scene):
-    for line in lines(ran("ranks_gradients.py", world, "scenes", config), scene):
+    for line in lines(ran("ranks_gradients.py", world, "scenes", config), name=scene):
         assert line["error"] <= 1e-10, line
 
 
 @pytest.mark.parametrize("lengths, world, config", SPLITS, ids=[f"{config}{world}" for _, world, config in SPLITS])
 @pytest.mark.parametrize("model", MODELS)
 def test_model(lengths, world, config, model):
-    for line in lines(ran("ranks_gradients.py", world, lengths, config, *MODELS), model):
+    for line in lines(ran("ranks_gradients.py", world, lengths, config, *MODELS), name=model):
         # Some models compute parts of themselves in float32, whatever they are given.
         assert max(line["error"], line["again"], line["frozen"]) <= 1e-6, line
         once, checkpointed = line["calls"]
@@ -66,14 +59,14 @@ def test_model(lengths, world, config, model):
 @pytest.mark.parametrize("world, config", TOYS[1:], ids=[f"{config}{world}" for world, config in TOYS[1:]])
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_variation(world, config, variation):
-    for line in lines(ran("ranks_gradients.py", world, "variations", config), variation):
+    for line in lines(ran("ranks_gradients.py", world, "variations", config), name=variation):
         assert line["error"] <= 1e-6 and line["out"] <= 1e-6, line
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_autocast(model):
     """In bfloat16, outputs and summed gradients are as far from float32 as those of one process."""
-    for line in lines(ran("ranks_gradients.py", 2, "autocast", "ring_anything", *MODELS), model):
+    for line in lines(ran("ranks_gradients.py", 2, "autocast", "ring_anything", *MODELS), name=model):
         alone, split = line["error"]
         assert all(0 < a and b <= 1.5 * a for a, b in zip(alone, split, strict=True)), line
         assert line["again"], "checkpoints changed the gradient"
@@ -82,9 +75,7 @@ def test_autocast(model):
 def trained(way, kind):
     """Yield each rank's largest parameter error, its gradient norms, those of one process, and the limit."""
     pytest.importorskip("accelerate")
-    for rank in ran("ranks_training.py", 4, *WAYS, TOO_EARLY):
-        line = rank.line(name=way, kind=kind)
-        assert line["failed"] is None, f"rank {rank.rank}: {line['failed']}"
+    for line in lines(ran("ranks_training.py", 4, *WAYS, TOO_EARLY), name=way, kind=kind):
         yield line["error"], *line["norms"], line["limit"]
 
 
