@@ -22,6 +22,9 @@ enum cp_op {
                     equal */
 };
 
+/* "attention", "attention backward", ...; never NULL. */
+const char *cp_op_name(enum cp_op op);
+
 enum cp_variant {
     CP_EVEN = 0,    /* equal rows on all ranks, heads divisible by U */
     CP_ANYTHING = 1 /* any rows, any heads */

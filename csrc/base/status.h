@@ -33,7 +33,7 @@ enum cp_code {
         CP_CODE_COUNT
 };
 
-enum { CP_STATUS_TEXT = 504 };
+enum { CP_STATUS_TEXT = 1016 };
 
 struct cp_status {
     int32_t code;              /* enum cp_code */

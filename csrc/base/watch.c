@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/point.h"
+#include "base/watch_report.h"
 
 /* A wake-up by futex costs about 50 us on a busy host: as long as it may take to be woken, it pays to look. */
 static const int64_t spin_ns = 50000;
@@ -155,16 +156,29 @@ static enum cp_code fail_late(struct cp_watch *watch, const struct cp_wait *wait
                               struct cp_deadline deadline)
 {
     char missing[256] = "";
+    char all[CP_STATUS_TEXT];
+    cp_watch_report(watch, all, sizeof all);
     if (name_missing(watch, wait, missing, sizeof missing)) {
         (void)cp_fail_rank(CP_ERR_TIMEOUT, watch->rank,
-                           "%s did not come to %s within %.1f s", missing,
-                           wait->operation, deadline.seconds);
+                           "%s did not come to %s within %.1f s%s", missing,
+                           wait->operation, deadline.seconds, all);
     } else {
         (void)cp_fail_rank(CP_ERR_TIMEOUT, watch->rank,
-                           "rank %d did not finish %s within %.1f s", watch->rank,
-                           wait->operation, deadline.seconds);
+                           "rank %d did not finish %s within %.1f s%s", watch->rank,
+                           wait->operation, deadline.seconds, all);
     }
     return break_context(watch);
+}
+
+/* For whoever looks at a job that stands still (CP_ATTN_DEBUG). */
+static void report(const struct cp_watch *watch, const struct cp_wait *wait,
+                   double seconds)
+{
+    char all[CP_STATUS_TEXT];
+    cp_watch_report(watch, all, sizeof all);
+    (void)fprintf(stderr, "cp_attn: rank %d has waited %.1f s in %s%s\n", watch->rank,
+                  seconds, wait->operation, all);
+    (void)fflush(stderr);
 }
 
 /* CP_AGAIN: all whom this waits for are alive, or what they owe has arrived meanwhile. */
@@ -184,11 +198,16 @@ static enum cp_code look_for_deaths(struct cp_watch *watch, const struct cp_wait
         if (!wait->needs(wait->arg, rank)) {
             continue;
         }
+        char last[CP_FLIGHT_PHRASE] = "";
+        double seconds = 0.0;
+        if (watch->flights != NULL) {
+            cp_flight_phrase(&watch->flights[rank], cp_now_ns(), last, &seconds);
+        }
         (void)cp_fail_rank(CP_ERR_COMM, rank,
                            "rank %d is gone (its process ended or it closed its "
-                           "context) while rank %d waited "
-                           "for it in %s",
-                           rank, watch->rank, wait->operation);
+                           "context) while rank %d waited for it in %s%s%s",
+                           rank, watch->rank, wait->operation,
+                           last[0] != '\0' ? "; it was last seen " : "", last);
         return break_context(watch);
     }
     return CP_AGAIN;
@@ -210,10 +229,22 @@ static enum cp_code look_for_interrupt(struct cp_watch *watch,
     return cp_fail_rank(code, watch->rank, "%s", reason.text);
 }
 
-enum cp_code cp_watch_wait(struct cp_watch *watch, const struct cp_wait *wait,
-                           struct cp_deadline deadline)
+/* One that is still waited for; -1: none. */
+static int first_needed(const struct cp_watch *watch, const struct cp_wait *wait)
 {
-    int64_t start_ns = 0, interrupt_ns = 0;
+    for (int rank = 0; rank < watch->world; rank++) {
+        if (rank != watch->rank && wait->needs(wait->arg, rank)) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+static enum cp_code look_and_sleep(struct cp_watch *watch, const struct cp_wait *wait,
+                                   struct cp_deadline deadline)
+{
+    int64_t start_ns = 0, interrupt_ns = 0, report_ns = 0;
+    int64_t debug_ns = (int64_t)(watch->debug_s * 1e9);
     for (;;) {
         if (wait->is_ready(wait->arg)) {
             return CP_OK;
@@ -228,6 +259,7 @@ enum cp_code cp_watch_wait(struct cp_watch *watch, const struct cp_wait *wait,
         if (start_ns == 0) {
             start_ns = now_ns;
             interrupt_ns = now_ns + sleep_ns;
+            report_ns = now_ns + debug_ns;
         }
         /* The looks that cost system calls wait until spinning is over. */
         if (watch->may_spin && now_ns - start_ns < spin_ns && now_ns < deadline.at_ns) {
@@ -243,6 +275,11 @@ enum cp_code cp_watch_wait(struct cp_watch *watch, const struct cp_wait *wait,
         if (now_ns >= interrupt_ns || now_ns >= deadline.at_ns) {
             CP_TRY(look_for_interrupt(watch, wait));
             interrupt_ns = now_ns + sleep_ns;
+            cp_recorder_still(watch->recorder, first_needed(watch, wait));
+        }
+        if (debug_ns > 0 && now_ns >= report_ns) {
+            report(watch, wait, (double)(now_ns - start_ns) * 1e-9);
+            report_ns = now_ns + debug_ns;
         }
         now_ns = cp_now_ns();
         if (now_ns >= deadline.at_ns) {
@@ -251,4 +288,16 @@ enum cp_code cp_watch_wait(struct cp_watch *watch, const struct cp_wait *wait,
         int64_t left_ns = deadline.at_ns - now_ns;
         sleep_on(watch->bell, watch, wait, left_ns < sleep_ns ? left_ns : sleep_ns);
     }
+}
+
+enum cp_code cp_watch_wait(struct cp_watch *watch, const struct cp_wait *wait,
+                           struct cp_deadline deadline)
+{
+    if (wait->is_ready(wait->arg)) {
+        return CP_OK;
+    }
+    cp_recorder_begin(watch->recorder, cp_wait_name, -1, first_needed(watch, wait));
+    enum cp_code code = look_and_sleep(watch, wait, deadline);
+    cp_recorder_end(watch->recorder);
+    return code;
 }

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "base/clock.h"
+#include "base/flight.h"
 #include "base/status.h"
 
 /* Shared by all ranks; all-zero is the initial state. */
@@ -47,6 +48,14 @@ struct cp_watch {
      * ends the wait. */
     enum cp_code (*interrupt)(void *arg);
     void *interrupt_arg;
+    /* (optional) Where this rank notes its waits. */
+    struct cp_recorder *recorder;
+    /* (optional, world) All ranks' flight recorders: a wait that fails says what each
+     * rank was doing. */
+    const struct cp_flight *flights;
+    /* With `flights`: a wait says so on stderr whenever this many seconds have passed;
+     * 0: never. */
+    double debug_s;
 };
 
 /* What is waited for. */
@@ -58,8 +67,8 @@ struct cp_wait {
 };
 
 /* CP_OK once ready. Otherwise the code of the poison, CP_ERR_COMM for a death,
- * CP_ERR_TIMEOUT naming every rank still missing, or what `interrupt` returned; the
- * context is then poisoned. */
+ * CP_ERR_TIMEOUT naming every rank still missing and what all were doing, or what
+ * `interrupt` returned; the context is then poisoned. */
 CP_NODISCARD enum cp_code cp_watch_wait(struct cp_watch *watch,
                                         const struct cp_wait *wait,
                                         struct cp_deadline deadline);

@@ -19,7 +19,8 @@ struct cp_page {
 
 size_t cp_page_bytes(int world)
 {
-    return sizeof(struct cp_page) + (size_t)world * sizeof(struct place);
+    return sizeof(struct cp_page) +
+           (size_t)world * (sizeof(struct place) + sizeof(struct cp_flight));
 }
 
 struct cp_bell *cp_page_bell(struct cp_page *page)
@@ -30,6 +31,11 @@ struct cp_bell *cp_page_bell(struct cp_page *page)
 struct cp_poison *cp_page_poison(struct cp_page *page)
 {
     return &page->poison;
+}
+
+struct cp_flight *cp_page_flights(struct cp_page *page, int world)
+{
+    return (struct cp_flight *)&page->rank[world];
 }
 
 static struct cp_record *record_at(const struct cp_gate *gate, int rank, uint64_t seq)

@@ -2,9 +2,10 @@
  * data moves.
  *
  * All ranks share one page. It holds, for each rank, two records by parity of the
- * sequence number, and the bell and the poison of base/watch.h:
+ * sequence number, the bell and the poison of base/watch.h, and
+ * every rank's flight recorder:
  *
- *     page: bell | poison | rank 0: even, odd | rank 1: even, odd | ...
+ *     page: bell | poison | rank 0: even, odd | rank 1: even, odd | ... | flights
  *
  * A rank writes its record n into place n mod 2, then stores n as the record's seq
  * (release); it reads the others' once their seq is n (acquire). It may overwrite
@@ -25,6 +26,7 @@ struct cp_page;
 size_t cp_page_bytes(int world);
 struct cp_bell *cp_page_bell(struct cp_page *page);
 struct cp_poison *cp_page_poison(struct cp_page *page);
+struct cp_flight *cp_page_flights(struct cp_page *page, int world); /* (world) */
 
 /* One rank's end. Nothing in it is owned. */
 struct cp_gate {

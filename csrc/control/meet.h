@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_HELLO_BYTES = 640 };
+enum { CP_HELLO_BYTES = 1152 };
 
 /* What a rank tells at the meeting, beside its number: bytes that only the callers
  * read. */

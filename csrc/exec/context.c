@@ -170,30 +170,21 @@ enum cp_code cp_context_check(const struct cp_context *context)
         char reason[CP_STATUS_TEXT];
         memcpy(reason, cp_last_error()->text, sizeof reason);
         return cp_fail_rank(CP_ERR_COMM, cp_last_error()->rank,
-                            "the context is broken and must be closed: %.400s", reason);
+                            "the context is broken and must be closed: %.900s", reason);
     }
     return CP_OK;
 }
 
-static const char *name_of(enum cp_op op)
+static struct cp_recorder *recorder_of(const struct cp_context *context)
 {
-    switch (op) {
-    case CP_OP_ATTENTION:
-        return "attention";
-    case CP_OP_ATTENTION_BACKWARD:
-        return "attention backward";
-    case CP_OP_SHARD:
-        return "shard";
-    case CP_OP_GATHER:
-        return "gather";
-    case CP_OP_REDUCE_SCATTER:
-        return "reduce_scatter";
-    case CP_OP_AGREE:
-        return "agree";
-    case CP_OP_NONE:
-        break;
-    }
-    return "a call";
+    return context->gate.watch->recorder;
+}
+
+/* The call is over. */
+static void leave(struct cp_context *context, enum cp_code code)
+{
+    context->call = NULL;
+    cp_recorder_leave(recorder_of(context), code);
 }
 
 /* The plan, schedule and kernel of the records at hand. */
@@ -296,10 +287,12 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
     struct cp_record ready = {.call = mine->call};
     struct cp_plan_entry entry = {.plan = NULL};
     memcpy(ready.sizes, mine->sizes, sizeof ready.sizes);
+    cp_recorder_begin(recorder_of(context), "plan", -1, -1);
     enum cp_code code = make_entry(context, &entry);
     if (code == CP_OK) {
         code = reserve(context, entry.schedule);
     }
+    cp_recorder_end(recorder_of(context));
     if (code != CP_OK) {
         ready.status = *cp_last_error();
     }
@@ -323,9 +316,6 @@ static bool is_over_at_the_gate(const struct cp_record *mine)
 
 static enum cp_code begin(struct cp_context *context, const struct cp_record *mine)
 {
-    CP_TRY(cp_context_check(context));
-    (void)snprintf(context->operation, sizeof context->operation, "%s, call %" PRIu64,
-                   name_of((enum cp_op)mine->call.op), context->gate.seq + 1);
     CP_TRY(exchange(context, mine));
     CP_TRY(agree(context, mine));
     if (is_over_at_the_gate(mine)) {
@@ -339,15 +329,20 @@ static enum cp_code begin(struct cp_context *context, const struct cp_record *mi
 enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record *mine,
                               const struct cp_plan **plan)
 {
-    CP_TRY(check_process(context));
+    enum cp_op op = (enum cp_op)mine->call.op;
+    uint64_t number = context->gate.seq + 1;
     context->is_own_error = false;
     context->call = NULL;
+    CP_TRY(cp_context_check(context));
+    (void)snprintf(context->operation, sizeof context->operation, "%s, call %" PRIu64,
+                   cp_op_name(op), number);
+    cp_recorder_enter(recorder_of(context), op, number);
     enum cp_code code = begin(context, mine);
     if (code == CP_OK && plan != NULL && context->call != NULL) {
         *plan = context->call->plan;
     }
-    if (code != CP_OK) {
-        context->call = NULL;
+    if (code != CP_OK || context->call == NULL) {
+        leave(context, code);
     }
     return code;
 }
@@ -370,7 +365,7 @@ enum cp_code cp_context_confirm(struct cp_context *context,
         code = agree(context, &ready);
     }
     if (code != CP_OK) {
-        context->call = NULL;
+        leave(context, code);
     }
     return code;
 }
@@ -392,6 +387,7 @@ static enum cp_code execute(struct cp_context *context,
         .device = context->device,
         .kernel = context->call->kernel,
         .scratch = context->workspace,
+        .recorder = recorder_of(context),
         .seq = context->gate.seq,
         .operation = context->operation,
     };
@@ -410,7 +406,7 @@ enum cp_code cp_context_execute(struct cp_context *context,
     if (code != CP_OK) {
         poison(context);
     }
-    context->call = NULL;
+    leave(context, code);
     return code;
 }
 
@@ -418,6 +414,6 @@ void cp_context_abandon(struct cp_context *context)
 {
     if (context->call != NULL) {
         poison(context);
-        context->call = NULL;
+        leave(context, (enum cp_code)cp_last_error()->code);
     }
 }

@@ -40,7 +40,9 @@ struct cp_join_args {
     struct cp_context_config config;
     const char *key; /* names the job, the members and which of their contexts it is */
     int rank, world;
-    const char *isa; /* value of CP_ATTN_ISA, or NULL */
+    const char *isa;   /* value of CP_ATTN_ISA, or NULL */
+    const char *trace; /* of CP_ATTN_TRACE: the file that gets this rank's spans */
+    const char *debug; /* of CP_ATTN_DEBUG: seconds, see cp_watch.debug_s */
     /* (optional) What this rank found wrong already: all ranks get it, as they get a
      * difference between their configs. `config` then counts for nothing. */
     const struct cp_status *error;

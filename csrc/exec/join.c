@@ -1,10 +1,12 @@
 /* Processes of one host become a context: a window each, a meeting, a gate and a
  * communicator on top. */
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/trace.h"
 #include "comm/comm_shm.h"
 #include "control/meet.h"
 #include "exec/context.h"
@@ -60,6 +62,9 @@ struct parts {
     struct cp_meeting *meeting;
     struct cp_window *windows; /* (world) */
     int world;
+    struct cp_trace *trace; /* NULL: none is written */
+    struct cp_recorder recorder;
+    double debug_s;
     struct cp_watch watch;
 };
 
@@ -70,6 +75,7 @@ static void close_parts(void *address)
         cp_window_close(&parts->windows[rank]);
     }
     cp_meeting_close(&parts->meeting);
+    cp_trace_close(&parts->trace);
     cp_mem_destroy(&parts->windows);
     cp_mem_destroy(&parts);
 }
@@ -131,6 +137,39 @@ static enum cp_code compare_hellos(const struct cp_meeting *meeting, int world,
     return CP_OK;
 }
 
+/* Empty as if it were not there. */
+static bool is_given(const char *value)
+{
+    return value != NULL && value[0] != '\0';
+}
+
+static enum cp_code parse_debug(const char *value, double *seconds)
+{
+    char *end = NULL;
+    double got = strtod(value, &end);
+    if (end == value || *end != '\0' || !(got > 0.0 && got <= 1e9)) {
+        return cp_fail(
+            CP_ERR_VALUE,
+            "CP_ATTN_DEBUG is \"%.40s\"; it takes the number of seconds after "
+            "which a rank that waits says what all ranks are doing, such as 10",
+            value);
+    }
+    *seconds = got;
+    return CP_OK;
+}
+
+/* What the environment asks for. */
+static enum cp_code read_environment(const struct cp_join_args *args,
+                                     struct parts *parts, int32_t *isa)
+{
+    CP_TRY(cp_kernel_cpu_parse(args->isa, isa));
+    if (is_given(args->debug)) {
+        CP_TRY(parse_debug(args->debug, &parts->debug_s));
+    }
+    return is_given(args->trace) ? cp_trace_open(args->trace, args->rank, &parts->trace)
+                                 : CP_OK;
+}
+
 static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, int *isa)
 {
     struct hello hello = {
@@ -155,7 +194,7 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
     };
-    if (args->error == NULL && cp_kernel_cpu_parse(args->isa, &hello.isa) != CP_OK) {
+    if (args->error == NULL && read_environment(args, parts, &hello.isa) != CP_OK) {
         hello.error = *cp_last_error(); /* told at the meeting: nobody waits for it */
     }
     memcpy(meet_args.hello.bytes, &hello, sizeof hello);
@@ -177,6 +216,9 @@ static enum cp_code map_windows(struct parts *parts, int own)
 static void watch_init(struct parts *parts, const struct cp_join_args *args)
 {
     struct cp_page *page = cp_meeting_page(parts->meeting);
+    struct cp_flight *flights = cp_page_flights(page, args->world);
+    parts->recorder =
+        (struct cp_recorder){.flight = &flights[args->rank], .trace = parts->trace};
     parts->watch = (struct cp_watch){
         .bell = cp_page_bell(page),
         .poison = cp_page_poison(page),
@@ -187,6 +229,9 @@ static void watch_init(struct parts *parts, const struct cp_join_args *args)
         .peers = parts->meeting,
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
+        .recorder = &parts->recorder,
+        .flights = flights,
+        .debug_s = parts->debug_s,
     };
 }
 

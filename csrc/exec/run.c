@@ -326,6 +326,22 @@ static bool may_go(const struct cp_run *run, int lane)
     return true;
 }
 
+/* The same, noted; not where it only asks how far somebody is. */
+static enum cp_code do_and_note(struct cp_run *run, int lane, int *done)
+{
+    const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
+    enum cp_step_op op = (enum cp_step_op)step->op;
+    if (op == CP_STEP_AWAIT || run->is_posted[lane]) {
+        return do_step(run, lane, done);
+    }
+    bool has_peer = op == CP_STEP_SEND || op == CP_STEP_RECV;
+    cp_recorder_begin(run->env.recorder, cp_step_name(op), run->cursor[lane],
+                      has_peer ? step->peer : -1);
+    enum cp_code code = do_step(run, lane, done);
+    cp_recorder_end(run->env.recorder);
+    return code;
+}
+
 /* One step, or one group of messages, of the lane. CP_AGAIN where it must wait. */
 static enum cp_code advance(struct cp_run *run, int lane)
 {
@@ -333,7 +349,7 @@ static enum cp_code advance(struct cp_run *run, int lane)
     if (!has_step(run, lane) || !may_go(run, lane)) {
         return CP_AGAIN;
     }
-    CP_TRY(do_step(run, lane, &done));
+    CP_TRY(do_and_note(run, lane, &done));
     for (int step = 0; step < done; step++) {
         run->cursor[lane] = next_on_lane(run->schedule, lane, run->cursor[lane] + 1);
     }

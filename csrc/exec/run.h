@@ -8,6 +8,7 @@
 #ifndef CP_EXEC_RUN_H
 #define CP_EXEC_RUN_H
 
+#include "base/flight.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "kernel/kernel.h"
@@ -20,8 +21,9 @@ struct cp_run_env {
     const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
     char *
         scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch */
-    uint64_t seq;          /* of the call: counters follow from it */
-    const char *operation; /* for messages */
+    struct cp_recorder *recorder; /* (optional) notes the steps */
+    uint64_t seq;                 /* of the call: counters follow from it */
+    const char *operation;        /* for messages */
 };
 
 struct cp_run {

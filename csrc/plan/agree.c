@@ -76,9 +76,9 @@ static double scale_of(const struct cp_call *call)
 static void print_attention(struct text *text, const struct cp_record *record)
 {
     const struct cp_call *call = &record->call;
-    append(text, "attention%s(q %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
-           call->op == CP_OP_ATTENTION_BACKWARD ? " backward" : "", call->batch,
-           record->sizes[CP_SIZE_Q_ROWS], call->heads, call->head_dim);
+    append(text, "%s(q %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
+           cp_op_name((enum cp_op)call->op), call->batch, record->sizes[CP_SIZE_Q_ROWS],
+           call->heads, call->head_dim);
     append(text, ", k %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64, call->batch,
            record->sizes[CP_SIZE_KV_ROWS], call->kv_heads, call->head_dim);
     if (call->value_dim != call->head_dim) {
@@ -98,11 +98,10 @@ static void print_attention(struct text *text, const struct cp_record *record)
            call->want_lse != 0 ? ", return_lse" : "");
 }
 
-static void print_cut(struct text *text, const struct cp_record *record,
-                      const char *name)
+static void print_cut(struct text *text, const struct cp_record *record)
 {
     const struct cp_call *call = &record->call;
-    append(text, "%s(", name);
+    append(text, "%s(", cp_op_name((enum cp_op)call->op));
     for (int axis = 0; axis < call->ndim && axis < CP_EXTENTS; axis++) {
         bool is_part = axis == call->dim && call->op != CP_OP_REDUCE_SCATTER;
         append(text, "%s%" PRId64, axis > 0 ? "x" : "",
@@ -125,13 +124,9 @@ void cp_call_print(const struct cp_record *record, char *text, size_t bytes)
         print_attention(&to, record);
         return;
     case CP_OP_SHARD:
-        print_cut(&to, record, "shard");
-        return;
     case CP_OP_GATHER:
-        print_cut(&to, record, "gather");
-        return;
     case CP_OP_REDUCE_SCATTER:
-        print_cut(&to, record, "reduce_scatter");
+        print_cut(&to, record);
         return;
     case CP_OP_AGREE:
         append(&to, "agree()");

@@ -40,6 +40,8 @@ static enum cp_code join(ContextObject *self, const struct module_state *state,
         .rank = self->rank,
         .world = self->world,
         .isa = getenv("CP_ATTN_ISA"),
+        .trace = getenv("CP_ATTN_TRACE"),
+        .debug = getenv("CP_ATTN_DEBUG"),
         .interrupt = run_signal_handlers,
         .interrupt_arg = self,
     };
@@ -491,8 +493,8 @@ PyDoc_STRVAR(
     "CommTimeout\n"
     "    A rank did not appear.\n"
     "ValueError\n"
-    "    The ranks came with different configs, or CP_ATTN_ISA names no kernel of\n"
-    "    this machine.");
+    "    The ranks came with different configs, or CP_ATTN_ISA, CP_ATTN_DEBUG or\n"
+    "    CP_ATTN_TRACE has a value that cannot be used.");
 
 static PyType_Slot context_slots[] = {
     SLOT_DOC(context_doc),

@@ -1,12 +1,12 @@
 /* Contexts of thread ranks: the whole path of a call (gate, agreement, plan, executor)
  * on windows and on the two-sided double, many calls in a row, with every way to
- * disagree in between. */
+ * disagree in between, and with every step of a schedule failing in turn. */
 #include "base/mem.h"
 #include "comm/comm_self.h"
 #include "comm/comm_shm.h"
 #include "comm_double.h"
 #include "control/gate.h"
-#include "exec/context.h"
+#include "exec/context.c"
 #include "kernel/kernel_cpu.h"
 #include "ranks.h"
 #include "scene.h"
@@ -21,6 +21,7 @@ struct world {
     int32_t variant;
     double timeout;
     void *page;
+    struct cp_recorder recorder[SCENE_MOST_RANKS];
     struct cp_watch watch[SCENE_MOST_RANKS];
     struct cp_window windows[SCENE_MOST_RANKS];
     struct double_hub *hub;
@@ -50,11 +51,15 @@ static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided
     CHECK_EQ_I64(cp_mem_create(cp_page_bytes(w->size), "a page", &w->page), CP_OK);
     w->hub = is_two_sided ? double_hub_create(w->size, test_seed, 5) : NULL;
     for (int rank = 0; rank < w->size; rank++) {
+        struct cp_flight *flights = cp_page_flights(w->page, w->size);
+        w->recorder[rank] = (struct cp_recorder){.flight = &flights[rank]};
         w->watch[rank] = (struct cp_watch){.bell = cp_page_bell(w->page),
                                            .poison = cp_page_poison(w->page),
                                            .rank = rank,
                                            .world = w->size,
-                                           .is_dead = nobody_is_dead};
+                                           .is_dead = nobody_is_dead,
+                                           .recorder = &w->recorder[rank],
+                                           .flights = flights};
         if (!is_two_sided) {
             CHECK_EQ_I64(cp_window_create(RESERVED, &w->windows[rank]), CP_OK);
         }
@@ -531,6 +536,195 @@ TEST(thread_ranks_learn_of_a_call_given_up)
     ranks_as_threads(w.size, abandon, &w);
     scene_destroy(&w.scenes[0]);
     world_close(&w);
+}
+
+/* ---- a step that fails in the middle of a schedule ---- */
+
+/* A foreign table may fail anywhere. These do what the sound ones do, until it is this
+ * thread's turn to fail. */
+static _Thread_local const struct cp_kernel_ops *sound_kernel;
+static _Thread_local int steps_left = -1; /* before the one that fails; -1: none does */
+
+static enum cp_code take_step(void)
+{
+    return steps_left >= 0 && steps_left-- == 0
+               ? cp_fail(CP_ERR_DEVICE, "this step is broken")
+               : CP_OK;
+}
+
+static enum cp_code broken_pack_k(const struct cp_view *dst, const struct cp_view *src,
+                                  struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->pack_k(dst, src, stream);
+}
+
+static enum cp_code broken_pack_v(const struct cp_view *dst, const struct cp_view *src,
+                                  struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->pack_v(dst, src, stream);
+}
+
+static enum cp_code broken_attend(const struct cp_attend_args *args,
+                                  struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->attend(args, stream);
+}
+
+static enum cp_code broken_finish(const struct cp_finish_args *args,
+                                  struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->finish(args, stream);
+}
+
+static enum cp_code broken_delta(const struct cp_delta_args *args,
+                                 struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->delta(args, stream);
+}
+
+static enum cp_code broken_grad(const struct cp_grad_args *args,
+                                struct cp_stream *stream)
+{
+    CP_TRY(take_step());
+    return sound_kernel->grad(args, stream);
+}
+
+static enum cp_code broken_copy(struct cp_device *device, const struct cp_view *dst,
+                                const struct cp_view *src, struct cp_stream *stream)
+{
+    (void)device;
+    CP_TRY(take_step());
+    return cp_device_cpu()->ops->copy(cp_device_cpu(), dst, src, stream);
+}
+
+static enum cp_code broken_add(struct cp_device *device, const struct cp_view *dst,
+                               const struct cp_view *src, struct cp_stream *stream)
+{
+    (void)device;
+    CP_TRY(take_step());
+    return cp_device_cpu()->ops->add(cp_device_cpu(), dst, src, stream);
+}
+
+static enum cp_code broken_zero(struct cp_device *device, void *data, size_t bytes,
+                                struct cp_stream *stream)
+{
+    (void)device;
+    CP_TRY(take_step());
+    return cp_device_cpu()->ops->zero(cp_device_cpu(), data, bytes, stream);
+}
+
+static const struct cp_kernel_ops broken_kernel = {
+    .name = "broken",
+    .abi = CP_KERNEL_ABI,
+    .pack_k = broken_pack_k,
+    .pack_v = broken_pack_v,
+    .attend = broken_attend,
+    .finish = broken_finish,
+    .delta = broken_delta,
+    .grad = broken_grad,
+};
+
+/* Only in the place of a device while a call executes. */
+static const struct cp_device_ops broken_device_ops = {.name = "broken",
+                                                       .abi = CP_DEVICE_ABI,
+                                                       .copy = broken_copy,
+                                                       .add = broken_add,
+                                                       .zero = broken_zero};
+
+struct breakage {
+    struct world w;
+    enum cp_op op;
+    int odd, step; /* of that rank, it is broken */
+    bool is_through[SCENE_MOST_RANKS];
+};
+
+static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
+{
+    static struct cp_device broken_device = {.ops = &broken_device_ops};
+    struct cp_context *context = w->context[rank];
+    struct cp_record record;
+    scene_record(&w->scenes[0], rank, op, &record);
+    CP_TRY(cp_context_describe(context, &record));
+    CP_TRY(cp_context_begin(context, &record, NULL));
+    struct cp_plan_entry *entry = context->call;
+    sound_kernel = entry->kernel;
+    entry->kernel = &broken_kernel;
+    context->device = &broken_device;
+    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank]);
+    entry->kernel = sound_kernel;
+    context->device = cp_device_cpu();
+    return code;
+}
+
+/* Whoever still needs the odd rank gets its error in this call, all others at the next
+ * one; from then on all know that the context is broken. */
+static void break_step(int rank, void *arg)
+{
+    struct breakage *b = arg;
+    if (b->op == CP_OP_ATTENTION_BACKWARD) {
+        CHECK_EQ_I64(call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION), CP_OK);
+    }
+    steps_left = rank == b->odd ? b->step : -1;
+    enum cp_code code = call_broken(&b->w, rank, b->op);
+    bool has_fewer_steps = steps_left >= 0;
+    steps_left = -1;
+    if (rank == b->odd) {
+        CHECK_EQ_I64(code, has_fewer_steps ? CP_OK : CP_ERR_DEVICE);
+    }
+    for (int later = 0; later < 2; later++) {
+        CHECK(code == CP_OK || code == CP_ERR_DEVICE || later > 0);
+        if (code != CP_OK) {
+            CHECK_STR_HAS(cp_last_error()->text, "this step is broken");
+            CHECK(cp_last_error()->rank == b->odd || (rank == b->odd && later == 0));
+        }
+        code = call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION);
+    }
+    CHECK(code == CP_OK || code == CP_ERR_COMM);
+    b->is_through[rank] = code == CP_OK;
+}
+
+/* True where the odd rank has fewer steps, and the call goes through everywhere. */
+static bool break_world(struct breakage *b, int ring, int ulysses, bool is_two_sided)
+{
+    struct scene scene = b->w.scenes[0];
+    world_open(&b->w, ring, ulysses, is_two_sided, scene.variant, 0);
+    b->w.scenes[0] = scene;
+    ranks_as_threads(ring * ulysses, break_step, b);
+    for (int rank = 0; rank < ring * ulysses; rank++) {
+        TEST_CONTEXT("%s, %dx%d, op %d, rank %d; broken is step %d of rank %d",
+                     is_two_sided ? "two-sided" : "windows", ring, ulysses, b->op, rank,
+                     b->step, b->odd);
+        CHECK_EQ_I64(b->is_through[rank], b->is_through[b->odd]);
+    }
+    world_close(&b->w);
+    b->w.scenes[0] = scene;
+    return b->is_through[b->odd];
+}
+
+TEST(thread_ranks_get_the_error_of_any_step_that_fails)
+{
+    static struct breakage b;
+    int broken = 0;
+    for (int i = 0; i < 2 * (int)(sizeof shapes / sizeof shapes[0]); i++) {
+        const int *shape = shapes[i / 2];
+        scene_create(&b.w.scenes[0], test_seed + (uint64_t)i, shape[0], shape[1]);
+        for (int run = 0; run < 4; run++) {
+            b.op = run < 2 ? CP_OP_ATTENTION : CP_OP_ATTENTION_BACKWARD;
+            b.odd = (i + run) % (shape[0] * shape[1]);
+            b.step = 0;
+            while (!break_world(&b, shape[0], shape[1], run % 2 != 0)) {
+                b.step += 1;
+            }
+            broken += b.step;
+        }
+        scene_destroy(&b.w.scenes[0]);
+    }
+    CHECK(broken > 200);
 }
 
 /* A new signature needs memory; where it fails on one rank, no rank moves a byte, and

@@ -1,0 +1,80 @@
+/* What every rank is doing, in one sentence. */
+#include "base/watch_report.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST = 64 }; /* ranks that one sentence can hold */
+
+/* What a rank was doing, and for how long. */
+struct doing {
+    char phrase[CP_FLIGHT_PHRASE];
+    double seconds;
+};
+
+static struct doing doing_of(const struct cp_watch *watch, int rank, int64_t now_ns)
+{
+    struct doing doing = {.phrase = "gone"};
+    if (rank == watch->rank || !watch->is_dead(watch->peers, rank)) {
+        cp_flight_phrase(&watch->flights[rank], now_ns, doing.phrase, &doing.seconds);
+    }
+    return doing;
+}
+
+/* Adds to what `text` holds; what does not fit is cut. */
+static void append(char *text, size_t size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void append(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strnlen(text, size);
+    va_list args;
+    va_start(args, format);
+    if (used < size) {
+        (void)vsnprintf(text + used, size - used, format, args);
+    }
+    va_end(args);
+}
+
+/* The ranks that do what `first` does, `first` included; they are told by then. */
+static void name_all_like(const struct doing *doing, bool *is_told, int world,
+                          int first, char *text, size_t size)
+{
+    int count = 0;
+    text[0] = '\0';
+    for (int rank = first; rank < world; rank++) {
+        if (strcmp(doing[rank].phrase, doing[first].phrase) == 0) {
+            is_told[rank] = true;
+            append(text, size, "%s%d", count > 0 ? ", " : "", rank);
+            count++;
+        }
+    }
+}
+
+void cp_watch_report(const struct cp_watch *watch, char *text, size_t size)
+{
+    struct doing doing[MOST];
+    bool is_told[MOST] = {false};
+    int world = watch->world < MOST ? watch->world : MOST;
+    int64_t now_ns = cp_now_ns();
+    const char *before = ". Meanwhile ";
+    text[0] = '\0';
+    if (watch->flights == NULL) {
+        return;
+    }
+    for (int rank = 0; rank < world; rank++) {
+        doing[rank] = doing_of(watch, rank, now_ns);
+    }
+    for (int rank = 0; rank < world; rank++) {
+        char names[256];
+        if (is_told[rank]) {
+            continue;
+        }
+        name_all_like(doing, is_told, world, rank, names, sizeof names);
+        append(text, size, "%srank%s %s: %s (%.1f s)", before,
+               strchr(names, ',') != NULL ? "s" : "", names, doing[rank].phrase,
+               doing[rank].seconds);
+        before = "; ";
+    }
+}
