@@ -28,6 +28,7 @@ WRITABLE = {
     "meet_fork.o: fork_once",  # its child must close
     "meet_fork.o: fork_error",
     "meet_fork.o: fork_entries",
+    "kernel_cpu.o: has_f16c",  # what the CPU has, written before main
     "device_cpu.o: cpu",  # the host, which has no state; every device is handed out by a plain pointer
 }
 # Of py/: tables that CPython wants writable and nobody writes, and NumPy's table of its C API.

@@ -20,11 +20,14 @@ static const struct cp_kernel_ops *const kernels[] = {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 #ifdef CP_HAVE_X86
-/* Clang 14's builtin does not know the name. */
-static bool has_f16c(void)
+/* Clang 14's builtin does not know the name. Asked once, when the library is loaded, as the builtins do it: CPUID traps
+ * in a virtual machine, and would cost every call some 10 us. */
+static bool has_f16c;
+
+__attribute__((constructor)) static void ask_for_f16c(void)
 {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (unsigned)bit_F16C) != 0;
+    has_f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (unsigned)bit_F16C) != 0;
 }
 
 /* These builtins look at what the system saves (XCR0) as well as at what the CPU has. F16C uses the registers of
@@ -32,7 +35,7 @@ static bool has_f16c(void)
 bool cp_kernel_cpu_has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           has_f16c();
+           has_f16c;
 }
 
 bool cp_kernel_cpu_has_avx512(void)
