@@ -1,16 +1,18 @@
 """What a call costs before and beside the arithmetic: the gate by the number of ranks, and Python over the C core.
 
 ``python -m benchmarks.gate`` builds the C core with benchmarks/bench_gate.c, times an exchange of records and a tiny
-attention among processes, and alternates the same tiny attention from Python with the C core alone.
+attention among processes, and splits the same tiny attention from Python into the C core and the rest.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections import defaultdict
@@ -48,21 +50,20 @@ def core_us(program, op, world, args):
     return json.loads(done.stdout)["us"]
 
 
-def batches_us(call, calls):
-    """Median over batches of 50 calls, in microseconds a call."""
+def batches(call, calls):
+    """Call in batches of 50 after a warm-up: (start, end) of each, in seconds of the monotonic clock."""
     for _ in range(calls // 10 + 2):
         call()
-    times = []
+    marks = [time.monotonic()]
     for _ in range(calls // BATCH):
-        start = time.perf_counter()
         for _ in range(BATCH):
             call()
-        times.append((time.perf_counter() - start) / BATCH)
-    return statistics.median(times) * 1e6
+        marks.append(time.monotonic())
+    return list(itertools.pairwise(marks))
 
 
 def run_rank(job, rank):
-    """One of two ranks: the tiny attention from NumPy, and from torch without and with gradients; prints medians."""
+    """One of two ranks: the tiny attention from NumPy, from torch, and with gradients; prints its batches."""
     import numpy as np
     import torch
 
@@ -71,32 +72,56 @@ def run_rank(job, rank):
 
     torch.set_num_threads(1)
     config = cp_attn.ContextParallelConfig(ring_degree=RANKS, timeout=60.0)
-    context = _C.Context(config, rank=rank, world=RANKS, key=job["key"])
     arrays = [np.random.default_rng(1).standard_normal(job["shape"]).astype(np.float32) for _ in range(3)]
     tensors = [torch.from_numpy(x) for x in arrays]
     leaves = [x.clone().requires_grad_() for x in tensors]
     inputs = {"NumPy": arrays, "torch": tensors, "torch, gradients recorded": leaves}
-    us = {name: batches_us(lambda x=x: cp_attn.attention(*x, context), job["calls"]) for name, x in inputs.items()}
-    if rank == 0:
-        print(json.dumps(us))
+    with _C.Context(config, rank=rank, world=RANKS, key=job["key"]) as context:
+        times = {name: batches(lambda x=x: cp_attn.attention(*x, context), job["calls"]) for name, x in inputs.items()}
+    print(json.dumps({"pid": os.getpid(), "batches": times}))
+
+
+def over_core_us(rank, spans):
+    """{name: (us a call, us a call outside the C core)} of one rank: medians over its batches.
+
+    The C core's part is the spans of the calls in the trace, from the gate to the last step, waits included.
+    """
+    calls = [s for s in spans if s["pid"] == rank["pid"] and s["name"] == "attention"]
+    result = {}
+    for name, times in rank["batches"].items():
+        whole, outside = [], []
+        for start, end in times:
+            core = sum(s["dur"] for s in calls if start * 1e6 <= s["ts"] < end * 1e6)
+            whole.append((end - start) * 1e6 / BATCH)
+            outside.append(((end - start) * 1e6 - core) / BATCH)
+        result[name] = statistics.median(whole), statistics.median(outside)
+    return result
 
 
 def python_us(args):
-    """Start two ranks; {name: microseconds a call}."""
+    """Start two ranks; {name: (us a call, us a call outside the C core)}, of the slower one."""
     job = dict(key=f"gate {uuid.uuid4().hex}", shape=(1, args.rows, args.heads, args.dim), calls=args.calls)
     command = [sys.executable, "-m", "benchmarks.gate", "--rank"]
-    ranks = [
-        subprocess.Popen([*command, json.dumps([job, rank])], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=args.timeout)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit("a rank failed; it says why above")
-    return json.loads(outputs[0])
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        environ = {**os.environ, "CP_ATTN_TRACE": str(trace)}
+        ranks = [
+            subprocess.Popen(
+                [*command, json.dumps([job, rank])], cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=args.timeout)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if any(rank.returncode for rank in ranks):
+            raise SystemExit("a rank failed; it says why above")
+        # The array of a trace stays open.
+        spans = [entry for entry in json.loads(trace.read_text().rstrip(",\n") + "]") if entry["ph"] == "X"]
+    each = [over_core_us(json.loads(output), spans) for output in outputs]
+    return {name: max((one[name] for one in each), key=lambda us: us[1]) for name in each[0]}
 
 
 def measure(program, args):
@@ -106,10 +131,9 @@ def measure(program, args):
         for world in args.world or WORLDS:
             for op in ("agree", "attention"):
                 taken[f"C core, {op}", world].append(core_us(program, op, world, args))
-        core = core_us(program, "attention", RANKS, args)
-        for name, us in python_us(args).items():
-            taken[f"attention(), {name}", RANKS].append(us)
-            taken[f"attention() over the C core, {name}", RANKS].append(us - core)
+        for name, (whole, outside) in python_us(args).items():
+            taken[f"attention(), {name}", RANKS].append(whole)
+            taken[f"attention() over the C core, {name}", RANKS].append(outside)
     return [
         {"what": what, "world": world, "us": statistics.median(us), "least": min(us), "most": max(us)}
         for (what, world), us in taken.items()
