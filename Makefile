@@ -9,15 +9,17 @@ TORCH_INDEX ?=
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
 C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu')
 
-.PHONY: help venv demo train test check soak lint format bench ctest clean
+.PHONY: help venv demo train test check soak fuzz valgrind lint format bench ctest clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     sample digits on 2 and on 3 CPU ranks; writes digits.png"
 	@echo "make train    train the digit model for 50 steps on 2 and on 3 CPU ranks; compare with one process"
-	@echo "make test     C tests and Python tests"
-	@echo "make check    C tests under AddressSanitizer, UBSan and ThreadSanitizer"
+	@echo "make test     C tests, the inputs that fuzzing keeps, Python tests"
+	@echo "make check    C tests under AddressSanitizer, UBSan and ThreadSanitizer; then fuzzing, shortly"
 	@echo "make soak     hurt ranks at random points for two minutes; SECONDS_OF_SOAK=3600 for an hour"
+	@echo "make fuzz     libFuzzer on DLPack descriptions, schedules and messages; SECONDS=60 for each"
+	@echo "make valgrind calls of all kinds under valgrind: memory errors and leaks of the extension"
 	@echo "make lint     ruff, clang-format, the layers, one test for each source"
 	@echo "make format   rewrite C and Python in the project's format"
 	@echo "make bench    kernel speed on this machine"
@@ -51,8 +53,10 @@ ctest: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -C tests/c run
 
 test: venv ctest
+	@$(MAKE) --no-print-directory -j2 -C tests/fuzz replay
 	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm $(BIN)/pytest tests/py
 
+SECONDS_OF_CHECK ?= 20
 check: $(VENV)/requirements
 	@echo "C tests under AddressSanitizer and UBSan"
 	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=asan all
@@ -60,6 +64,8 @@ check: $(VENV)/requirements
 	@echo "C tests under ThreadSanitizer"
 	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=tsan all
 	@$(MAKE) --no-print-directory -C tests/c MODE=tsan run
+	@echo "Fuzzing, each target for $(SECONDS_OF_CHECK) s"
+	@$(MAKE) --no-print-directory -j2 -C tests/fuzz fuzz SECONDS=$(SECONDS_OF_CHECK)
 
 lint: $(VENV)/requirements
 	@$(BIN)/ruff check $(wildcard $(PYTHON_SOURCES))
@@ -87,6 +93,12 @@ train: venv
 SECONDS_OF_SOAK ?= 120
 soak: venv
 	@$(BIN)/python tests/soak --seconds $(SECONDS_OF_SOAK)
+
+fuzz: $(VENV)/requirements
+	@$(MAKE) --no-print-directory -j2 -C tests/fuzz fuzz
+
+valgrind: venv
+	@$(BIN)/python tests/valgrind
 
 bench: venv
 	@$(BIN)/python -m benchmarks.kernels

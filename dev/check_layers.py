@@ -30,7 +30,7 @@ MAY_INCLUDE = {
 FOREIGN = [
     (r"(Python|structmember|frameobject)\.h|cpython/.*", r"csrc/py/.*|cuda/cuda_module\.c"),
     (r"numpy/.*", r"csrc/py/.*"),
-    (r"dlpack/.*", r"csrc/py/.*|csrc/tensor/tensor_dlpack\.[ch]|tests/c/.*dlpack.*"),
+    (r"dlpack/.*", r"csrc/py/.*|csrc/tensor/tensor_dlpack\.[ch]|tests/(c|fuzz)/.*dlpack.*"),
     (r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|mma).*", r"cuda/.*"),
     (r"(immintrin|cpuid|x86intrin|arm_neon|arm_sve|arm_acle)\.h", r"csrc/(kernel|base)/.*|tests/c/.*"),
 ]

@@ -34,8 +34,7 @@ __attribute__((constructor)) static void ask_for_f16c(void)
  * AVX. */
 bool cp_kernel_cpu_has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           has_f16c;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
 }
 
 bool cp_kernel_cpu_has_avx512(void)

@@ -1,6 +1,8 @@
 /* Reading a mask's axes: own, whole, one, in this order. */
 #include "plan/mask_axis.h"
 
+#include "base/checked.h"
+
 /* One axis: where its lengths stand in a record, and what to call it. */
 struct axis {
     const char *name;
@@ -52,24 +54,33 @@ static enum cp_axis_kind first_of(int readings)
                                           : CP_AXIS_ONE;
 }
 
-static int64_t sum_of(const struct cp_record *records, int world, enum cp_size which)
+static enum cp_code sum_of(const struct cp_record *records, int world,
+                           enum cp_size which, const char *name, int64_t *out)
 {
     int64_t sum = 0;
     for (int rank = 0; rank < world; rank++) {
-        sum += records[rank].sizes[which];
+        if (!cp_add_i64(sum, records[rank].sizes[which], &sum)) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "attn_mask: the %s of the ranks up to rank %d are more "
+                                "than can be counted",
+                                name, rank);
+        }
     }
-    return sum;
+    *out = sum;
+    return CP_OK;
 }
 
 enum cp_code cp_mask_read(const struct cp_record *records, int world,
                           enum cp_axis_kind *rows, enum cp_axis_kind *keys)
 {
     bool is_replicated = records[0].call.kv_replicated != 0;
-    struct axis row_axis = {"rows", CP_SIZE_MASK_ROWS, CP_SIZE_Q_ROWS,
-                            sum_of(records, world, CP_SIZE_Q_ROWS)};
+    struct axis row_axis = {"rows", CP_SIZE_MASK_ROWS, CP_SIZE_Q_ROWS, 0};
     struct axis key_axis = {"keys", CP_SIZE_MASK_KEYS, CP_SIZE_KV_ROWS,
-                            is_replicated ? records[0].sizes[CP_SIZE_KV_ROWS]
-                                          : sum_of(records, world, CP_SIZE_KV_ROWS)};
+                            records[0].sizes[CP_SIZE_KV_ROWS]};
+    CP_TRY(sum_of(records, world, CP_SIZE_Q_ROWS, row_axis.name, &row_axis.whole));
+    if (!is_replicated) {
+        CP_TRY(sum_of(records, world, CP_SIZE_KV_ROWS, key_axis.name, &key_axis.whole));
+    }
     int row_readings = 0;
     int key_readings = 0;
     CP_TRY(read_axis(&row_axis, records, world, &row_readings));

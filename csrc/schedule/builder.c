@@ -109,7 +109,8 @@ static bool lay_out(struct cp_buffer *buffer, const struct cp_panel *panel)
     int64_t batch_bytes = 0;
     if (panel != NULL) {
         int64_t probe = 0;
-        if (!cp_mul_i64(cp_round_up(buffer->n[1], panel->row_align), panel->row_bytes,
+        if (!cp_add_i64(buffer->n[1], panel->row_align, &probe) ||
+            !cp_mul_i64(cp_round_up(buffer->n[1], panel->row_align), panel->row_bytes,
                         &probe) ||
             !cp_add_i64(probe, CP_PANEL_ALIGN, &probe)) {
             return false;

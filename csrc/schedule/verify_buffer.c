@@ -290,16 +290,38 @@ static enum cp_code check_peer(const struct cp_verify_at *at, int32_t number,
                           (int)number, (int)buffer->owner);
 }
 
+/* Can the elements be counted, and the bytes of what they lie in? A call without a kernel has no
+ * panels. */
+static bool has_sizes(const struct cp_plan *plan, const struct cp_buffer *buffer)
+{
+    const int64_t *n = buffer->n;
+    const struct cp_panel *panel =
+        cp_schedule_panel(plan, (enum cp_layout)buffer->layout);
+    int64_t count = 1;
+    int64_t bytes = 0;
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        if (n[axis] < 0 || !cp_mul_i64(count, n[axis] > 1 ? n[axis] : 1, &count)) {
+            return false;
+        }
+    }
+    if (panel == NULL) {
+        return cp_mul_i64(count, cp_dtype_bytes((enum cp_dtype)buffer->dtype), &bytes);
+    }
+    if (panel->row_align < 1 || !cp_add_i64(n[1], panel->row_align, &bytes) ||
+        !cp_mul_i64(bytes, panel->row_bytes, &bytes) ||
+        !cp_add_i64(bytes, CP_PANEL_ALIGN, &bytes)) {
+        return false;
+    }
+    bytes = cp_panel_bytes(panel, n[1]);
+    return cp_mul_i64(bytes, n[0], &bytes) && cp_mul_i64(bytes, n[2], &bytes);
+}
+
 static enum cp_code check_buffer(const struct cp_schedule *const *of_call,
                                  const struct cp_verify_at *at, int32_t number)
 {
     const struct cp_schedule *schedule = of_call[at->rank];
     const struct cp_buffer *buffer = &schedule->buffers[number];
-    bool has_sizes = true;
-    for (int axis = 0; axis < CP_AXES; axis++) {
-        has_sizes = has_sizes && buffer->n[axis] >= 0;
-    }
-    if (!has_sizes || buffer->kind > CP_BUFFER_SCRATCH ||
+    if (!has_sizes(schedule->plan, buffer) || buffer->kind > CP_BUFFER_SCRATCH ||
         buffer->layout > CP_LAYOUT_STATE || buffer->role >= CP_TENSORS ||
         cp_dtype_bytes((enum cp_dtype)buffer->dtype) == 0 || buffer->owner < 0 ||
         buffer->owner >= schedule->plan->world) {

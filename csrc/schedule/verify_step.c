@@ -358,6 +358,12 @@ static enum cp_code check_grad(const struct args *args, const struct cp_call *ca
     return check_mask(args, CP_GRAD_MASK, rows, heads, keys);
 }
 
+/* Are the places first .. first + count - 1 among those of `all`? */
+static bool is_among(int64_t first, int64_t count, int64_t all)
+{
+    return first >= 0 && count <= all && first <= all - count;
+}
+
 /* ATTEND and GRAD: positions that exist, the kv heads that these heads use, and no pair that
  * causal order forbids. */
 static enum cp_code check_block(const struct cp_verify_at *at,
@@ -365,15 +371,20 @@ static enum cp_code check_block(const struct cp_verify_at *at,
                                 const struct cp_box *q, const struct cp_box *k)
 {
     struct cp_range heads = {step->head_first, q->n[2]};
-    struct cp_range kv = cp_kv_heads_of(heads, plan->heads_per_kv);
-    bool is_causal = plan->signature.call.is_causal != 0;
-    if (step->q_first < 0 || step->k_first < 0 || step->head_first < 0 ||
-        step->kv_head_first < 0) {
-        return cp_verify_fail(at, "a position below 0");
+    const struct cp_call *call = &plan->signature.call;
+    const struct cp_range *last_rows = &plan->q_rows[plan->world - 1];
+    const struct cp_range *last_keys = &plan->kv_rows[plan->world - 1];
+    bool is_causal = call->is_causal != 0;
+    if (!is_among(step->q_first, q->n[1], last_rows->first + last_rows->count) ||
+        !is_among(step->k_first, k->n[1], last_keys->first + last_keys->count) ||
+        !is_among(step->head_first, q->n[2], call->heads) ||
+        !is_among(step->kv_head_first, k->n[2], call->kv_heads)) {
+        return cp_verify_fail(at, "a position that the call does not have");
     }
     if (cp_verify_box_is_empty(q) || cp_verify_box_is_empty(k)) {
         return CP_OK;
     }
+    struct cp_range kv = cp_kv_heads_of(heads, plan->heads_per_kv);
     if (kv.first < step->kv_head_first ||
         kv.first + kv.count > step->kv_head_first + k->n[2]) {
         return cp_verify_fail(
@@ -395,11 +406,20 @@ static enum cp_code check_block(const struct cp_verify_at *at,
     return CP_OK;
 }
 
+static bool is_of_attention(enum cp_step_op op)
+{
+    return op == CP_STEP_ATTEND || op == CP_STEP_FINISH || op == CP_STEP_DELTA ||
+           op == CP_STEP_GRAD;
+}
+
 static enum cp_code check_op(const struct args *args, const struct cp_step *step)
 {
     const struct cp_verify_at *at = args->at;
     const struct cp_plan *plan = args->plan;
     const struct cp_call *call = &plan->signature.call;
+    if (is_of_attention(at->op) && !cp_call_is_attention(call)) {
+        return cp_verify_fail(at, "the call is no attention");
+    }
     switch (at->op) {
     case CP_STEP_COPY:
     case CP_STEP_REDUCE:

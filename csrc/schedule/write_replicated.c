@@ -23,7 +23,7 @@ static void attend_keys(struct cp_writer *w, int32_t state)
         int64_t keys = rest < PACKED_KEYS ? rest : PACKED_KEYS;
         struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
         if (!cp_writer_is_live(w, w->rank, &block)) {
-            continue;
+            return; /* nor is any behind it */
         }
         struct cp_arena place = start;
         int32_t packed_k = cp_writer_rows(w, &place, CP_LAYOUT_K, CP_TENSOR_K, keys,

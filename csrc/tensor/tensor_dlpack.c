@@ -127,12 +127,15 @@ enum cp_code cp_tensor_from_dlpack(const char *name, const DLTensor *source,
                        "%s has strides or a shape beyond what can be addressed", name);
     }
     if (source->data != NULL) {
-        if (source->byte_offset > (uint64_t)PTRDIFF_MAX) {
+        uintptr_t address = 0;
+        if (source->byte_offset > (uint64_t)PTRDIFF_MAX ||
+            __builtin_add_overflow((uintptr_t)source->data, source->byte_offset,
+                                   &address)) {
             return cp_fail(CP_ERR_VALUE,
                            "%s has byte_offset %llu, beyond what can be addressed",
                            name, (unsigned long long)source->byte_offset);
         }
-        tensor.data = (char *)source->data + source->byte_offset;
+        tensor.data = (char *)address;
     }
     CP_TRY(cp_tensor_normalize(name, &tensor));
     *out = tensor;

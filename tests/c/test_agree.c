@@ -197,3 +197,16 @@ TEST(mask_axes_are_read_from_what_all_ranks_gave)
     CHECK_EQ_I64(read_mask(one, uneven, one, uneven, &rows, &keys), CP_OK);
     CHECK(rows == CP_AXIS_ONE && keys == CP_AXIS_OWN);
 }
+
+TEST(lengths_that_a_mask_cannot_add_up)
+{
+    const int64_t few[WORLD] = {1, 1, 1, 1};
+    const int64_t many[WORLD] = {1, INT64_MAX - 1, 1, 1};
+    enum cp_axis_kind rows = CP_AXIS_ONE;
+    enum cp_axis_kind keys = CP_AXIS_ONE;
+    CHECK_EQ_I64(read_mask(many, few, few, few, &rows, &keys), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 2);
+    CHECK_STR_HAS(cp_last_error()->text, "the rows of the ranks up to rank 2");
+    CHECK_EQ_I64(read_mask(few, many, few, few, &rows, &keys), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "the keys of the ranks up to rank 2");
+}

@@ -727,6 +727,53 @@ TEST(thread_ranks_get_the_error_of_any_step_that_fails)
     CHECK(broken > 200);
 }
 
+/* ---- a window that cannot grow ---- */
+
+static enum cp_code reserve_nothing(struct cp_comm *comm, size_t bytes)
+{
+    (void)comm;
+    return cp_fail(CP_ERR_NO_MEMORY, "no room for %zu bytes", bytes);
+}
+
+/* The last rank's cannot, twice: all hear of it and go on. Then it can. */
+static void outgrow(int rank, void *arg)
+{
+    struct world *w = arg;
+    struct cp_context *context = w->context[rank];
+    const struct cp_comm_ops *sound = context->comm->ops;
+    struct cp_comm_ops tight = *sound;
+    tight.reserve = reserve_nothing;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        struct cp_record record = {.call = {.op = CP_OP_AGREE}};
+        context->comm->ops = rank == w->size - 1 ? &tight : sound;
+        CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_ERR_NO_MEMORY);
+        context->comm->ops = sound;
+        CHECK_EQ_I64(cp_last_error()->rank, w->size - 1);
+        CHECK_STR_HAS(cp_last_error()->text, "no room for ");
+        CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);
+        CHECK_EQ_I64(cp_context_begin(context, &record, NULL), CP_OK);
+    }
+    CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+}
+
+TEST(thread_ranks_agree_on_a_window_that_cannot_grow)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct world w;
+        uint64_t seed = test_seed + i;
+        world_open(&w, shapes[i][0], shapes[i][1], false, CP_ANYTHING, 0);
+        do {
+            scene_destroy(&w.scenes[0]);
+            scene_create(&w.scenes[0], seed++, shapes[i][0], shapes[i][1]);
+        } while (w.scenes[0].variant != CP_ANYTHING || w.scenes[0].is_replicated ||
+                 w.scenes[0].keys[w.size - 1] == 0);
+        ranks_as_threads(w.size, outgrow, &w);
+        CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+        scene_destroy(&w.scenes[0]);
+        world_close(&w);
+    }
+}
+
 /* A new signature needs memory; where it fails on one rank, no rank moves a byte, and
  * all go on. */
 struct shortage {

@@ -123,6 +123,44 @@ TEST(sizes_that_overflow_are_refused)
     }
 }
 
+/* As long as a number of rows can be: rounding it up to whole panels overflows. */
+TEST(rows_that_no_panel_holds_are_refused)
+{
+    const enum cp_transport transports[] = {CP_PULL, CP_TWO_SIDED};
+    struct cp_format rounded = format;
+    rounded.state.row_align = 16;
+    for (int i = 0; i < 2; i++) {
+        struct cp_record records[MOST];
+        struct cp_plan *plan = NULL;
+        struct cp_schedule *schedule = NULL;
+        attention(records, 2, 1, CP_OP_ATTENTION, 1);
+        records[0].sizes[CP_SIZE_Q_ROWS] = INT64_MAX - 3;
+        CHECK_EQ_I64(cp_plan_create(records, 2, &rounded, &plan), CP_OK);
+        CHECK_EQ_I64(cp_schedule_create(plan, 0, transports[i], &schedule),
+                     CP_ERR_VALUE);
+        CHECK_STR_HAS(cp_last_error()->text, "more bytes than can be counted");
+        cp_plan_destroy(&plan);
+    }
+}
+
+/* Replicated keys are packed in pieces; where nobody looks at them there are none, however many keys. */
+TEST(keys_that_nobody_looks_at_take_no_time)
+{
+    struct cp_record records[MOST];
+    struct cp_plan *plan = NULL;
+    struct cp_schedule *schedule = NULL;
+    attention(records, 2, 1, CP_OP_ATTENTION, INT64_MAX / 2);
+    for (int rank = 0; rank < 2; rank++) {
+        records[rank].call.kv_replicated = 1;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = 0;
+    }
+    CHECK_EQ_I64(cp_plan_create(records, 2, &format, &plan), CP_OK);
+    CHECK_EQ_I64(cp_schedule_create(plan, 0, CP_PULL, &schedule), CP_OK);
+    CHECK_EQ_I64(count_steps(schedule, CP_STEP_PACK), 0);
+    cp_schedule_destroy(&schedule);
+    cp_plan_destroy(&plan);
+}
+
 TEST(a_schedule_prints_a_line_for_every_buffer_and_step)
 {
     struct cp_record records[MOST];

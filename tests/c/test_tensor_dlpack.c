@@ -96,6 +96,10 @@ TEST(sizes_that_overflow)
     make(&source, 1, (const int64_t[]){2});
     source.tensor.byte_offset = UINT64_MAX;
     CHECK_EQ_I64(take(&source, &tensor), CP_ERR_VALUE);
+    source.tensor.byte_offset = 64; /* past the last address */
+    source.tensor.data = (void *)(UINTPTR_MAX - 15);
+    CHECK_EQ_I64(take(&source, &tensor), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "q has byte_offset 64");
     make(&source, 1, (const int64_t[]){2});
     source.tensor.ndim = 9;
     CHECK_EQ_I64(take(&source, &tensor), CP_ERR_VALUE);

@@ -801,6 +801,37 @@ static void round_the_sum(struct cp_schedule *const *s)
     s[1]->buffers[sum].dtype = CP_DTYPE_BFLOAT16;
 }
 
+static void rows_beyond(struct cp_schedule *const *s)
+{
+    the_step(s, 2, CP_STEP_ATTEND, 0)->q_first = INT64_MAX;
+}
+
+static void keys_beyond(struct cp_schedule *const *s)
+{
+    the_step(s, 2, CP_STEP_ATTEND, 0)->k_first = 7;
+}
+
+static void attend_in_a_sum(struct cp_schedule *const *s)
+{
+    struct cp_step *step = the_step(s, 1, CP_STEP_REDUCE, 0);
+    for (int arg = CP_ATTEND_K; arg <= CP_ATTEND_V; arg++) {
+        step->arg[arg] = step->arg[CP_ARG_SRC];
+    }
+    step->op = CP_STEP_ATTEND;
+}
+
+static void panel_in_a_sum(struct cp_schedule *const *s)
+{
+    int32_t sum = the_step(s, 1, CP_STEP_REDUCE, 0)->arg[CP_ARG_DST].buffer;
+    s[1]->buffers[sum].layout = CP_LAYOUT_K;
+}
+
+static void endless_panel(struct cp_schedule *const *s)
+{
+    int32_t state = the_step(s, 1, CP_STEP_ATTEND, 0)->arg[CP_ATTEND_STATE].buffer;
+    s[1]->buffers[state].n[1] = INT64_MAX;
+}
+
 static void other_rank(struct cp_schedule *const *s)
 {
     s[1]->rank = 2;
@@ -904,6 +935,16 @@ static const struct planted planted[] = {
      "cannot take float32"},
     {"part read unawaited", drop_await, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 2 step",
      "nothing orders the two"},
+    {"rows beyond the last", rows_beyond, CP_OP_ATTENTION, 4, CP_PULL, "rank 2 step",
+     "position that the call does not have"},
+    {"keys beyond the last", keys_beyond, CP_OP_ATTENTION, 4, CP_PULL, "rank 2 step",
+     "position that the call does not have"},
+    {"attend in a sum", attend_in_a_sum, CP_OP_REDUCE_SCATTER, 4, CP_PULL,
+     "rank 1 step", "the call is no attention"},
+    {"panel in a sum", panel_in_a_sum, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 1",
+     "means nothing"},
+    {"endless panel", endless_panel, CP_OP_ATTENTION, 4, CP_PULL, "rank 1",
+     "means nothing"},
     {"another rank's", other_rank, CP_OP_ATTENTION, 4, CP_PULL, "rank 1",
      "schedule of rank 2"},
 };

@@ -158,6 +158,34 @@ def refused(variant):
     return dict(difference=0.0)
 
 
+def direct(variant):
+    """Calls of a context in a compiled function, forward and backward; in one that must be one graph."""
+    rows = 2 * WORLD + ("anything" in variant)
+    whole = torch.randn(2, rows, 2 * WORLD, 8, generator=torch.Generator().manual_seed(1))
+    with cp_attn.init(config(variant)) as context:
+
+        def function(x):
+            q, k, v = (context.shard(x, 1) * factor for factor in (1.0, 2.0, 3.0))
+            return context.gather(cp_attn.attention(q, k, v, context, is_causal=True).tanh(), 1)
+
+        def run(call):
+            x = whole.clone().requires_grad_()
+            out = call(x)
+            out.square().sum().backward()
+            return out.detach(), x.grad
+
+        eager = run(function)
+        worst = difference(run(torch.compile(function, backend="aot_eager")), eager)
+        torch._dynamo.reset()
+        try:
+            run(torch.compile(function, backend="aot_eager", fullgraph=True))
+        except torch._dynamo.exc.Unsupported as error:
+            assert "shard" in str(error), error
+        else:
+            raise AssertionError("no Unsupported")
+        return dict(difference=max(worst, difference(run(function), eager)))
+
+
 def expect(kind, word, call, inputs):
     try:
         answer(call, inputs)

@@ -1,6 +1,8 @@
 """One rank: scenes of making, finding and closing contexts, one after the other. Prints a JSON line for each."""
 
 import os
+import socket
+import stat
 import sys
 import time
 import traceback
@@ -53,6 +55,44 @@ def a_context_for_a_config():
     mean(cfg)
     assert _contexts.context_for(cfg) is not context
     cp_attn.close(cfg)
+    cp_attn.close(cfg)
+
+
+def any_address():
+    """No name is looked up and no port asked for: ranks of one host need no network."""
+    usual = os.environ["MASTER_ADDR"]
+    names = ("localhost", "127.0.1.1", "::1", socket.gethostname(), "no.such.host.invalid", usual)
+    with socket.socket() as taken:
+        if RANK == 0:
+            taken.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            taken.listen()
+        mine = taken.fileno()
+        for os.environ["MASTER_ADDR"] in names:
+            with cp_attn.init(config()) as context:
+                mean(context)
+                for fd in map(int, os.listdir("/proc/self/fd")):
+                    if fd != mine and os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        with socket.socket(fileno=os.dup(fd)) as found:
+                            assert found.family == socket.AF_UNIX, found
+
+
+def late_then_afresh():
+    """A rank that comes too late breaks the context, and says so; closed on all ranks, its config is good again."""
+    cfg = cp_attn.ContextParallelConfig(ring_degree=WORLD, timeout=0.7)
+    for _ in range(2):
+        mean(cfg)
+        if RANK == WORLD - 1:
+            time.sleep(1.5)
+        start = time.monotonic()
+        try:
+            mean(cfg)
+        except cp_attn.CommError as e:
+            assert RANK == WORLD - 1 or (isinstance(e, TimeoutError) and 0.6 < time.monotonic() - start < 1.4), e
+            assert f"rank {WORLD - 1} did not come to attention, call" in str(e), e
+        else:
+            raise AssertionError("no CommError")
+        cp_attn.close(cfg)
+    mean(cfg)
     cp_attn.close(cfg)
 
 

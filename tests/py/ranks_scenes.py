@@ -182,6 +182,52 @@ def mixed_keys():
         model(rows(2 * WORLD), parts=rows(7))
 
 
+def whole_streams_in_front():
+    """Joined to the split one: in a list that the plan does not name, names in part, or by another number of dims."""
+    for parts, entry, word in (
+        ([rows(7)], None, "parameter 'parts'"),
+        ([rows(3), rows(2)], None, "parameter 'parts'"),
+        ((rows(3 * WORLD), rows(7)), [In(1, 3), None], "parameter 'parts', element 1"),
+        (rows(7), In(1, 4), "parameter 'parts'"),
+        ([rows(7)], In(1, 4), "parameter 'parts', element 0"),
+    ):
+        plan = PLAN | {"": {"hidden": In(1, 3)} | ({} if entry is None else {"parts": entry})}
+        with enabled(Toy(), plan) as model, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "cp_attn: .*3 dims, but the plan expects 4")
+            with raises(ValueError, "'hidden'", f'"{word}"', "rows", "whole"):
+                model(rows(2 * WORLD), parts=parts)
+            check(model, rows(2 * WORLD))
+
+
+BITS = torch.tensor([1, 1, 0, 1, 0]).bool(), torch.tensor([0, 1, 1, 1, 1, 1]).bool()
+STREAMS = PLAN | {"": {"hidden": In(1, 3), "parts": In(1, 3)}}
+
+
+def masked_streams():
+    """The rank's own keys: its part of the text, then its part of the picture."""
+    if WORLD == 2:
+        text, picture = (torch.arange(1.0, 5.0)[None, :, None].expand(1, 4, 4) * x for x in (1, 10))
+        own = torch.tensor([not RANK, not RANK, True, True])
+        with enabled(Toy(attn_mask=own[None]), STREAMS) as model:
+            out = model(picture, parts=text)
+        torch.testing.assert_close(out, torch.full_like(out, 103 / 6))  # in a wrong order 40 / 3
+    own = torch.cat([bits.tensor_split(WORLD)[RANK] for bits in BITS])
+    with enabled(Toy(attn_mask=own[None]), STREAMS, **ANY) as model:
+        out = model(rows(6, 5), parts=rows(5))
+    bits = torch.cat(BITS)
+    torch.testing.assert_close(out, (rows(11)[0, :, 0] * bits).sum().div(bits.sum()).expand_as(out))
+
+
+def mask_of_joined_streams():
+    """One over all their keys, text behind picture or before it: no order that keys lie in, so it is refused."""
+    with enabled(Toy(attn_mask=torch.cat(BITS)[None]), STREAMS, **ANY) as model:
+        with raises(ValueError, "attn_mask", "11 keys"):
+            model(rows(6, 5), parts=rows(5))
+    with enabled(Toy(attn_mask=BITS[1][None]), **ANY) as model:
+        out = model(rows(6))  # of one stream it is in order
+    torch.testing.assert_close(out, rows(6)[:, 1:].mean().expand_as(out))
+
+
 def positions():
     """Angles from a table that is cut like the rows."""
     tables = {0: In(0, 2, True), 1: In(0, 2, True)}
@@ -248,7 +294,10 @@ def other_number_of_dims():
 
 
 def lengths():
-    for fields, flag in ((dict(ring_degree=WORLD), "ring_anything"), (dict(ulysses_degree=WORLD), "ulysses_anything")):
+    kinds = [(dict(ring_degree=WORLD), "ring_anything"), (dict(ulysses_degree=WORLD), "ulysses_anything")]
+    if WORLD == 4:
+        kinds.append((dict(ring_degree=2, ulysses_degree=2), "unified_anything"))
+    for fields, flag in kinds:
         with enabled(Toy(heads=WORLD), {"": {"hidden": In(1, 3)}}, **fields) as model:
             with raises(ValueError, "'hidden'", "Toy", "dim 1", f"{2 * WORLD + 1} rows", f"{WORLD} ranks", flag):
                 model(torch.ones(1, 2 * WORLD + 1, 4 * WORLD))

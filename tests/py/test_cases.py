@@ -6,6 +6,7 @@ head probe: every kv head has its own number. Everything else is judged against 
 same dtype is off.
 """
 
+import contextlib
 import functools
 import itertools
 import math
@@ -302,6 +303,23 @@ def test_any_number_of_heads(group):
         head_probe(group, heads, kv_heads)
 
 
+@pytest.mark.parametrize("world", (2, 3, 4))
+def test_several_configs_in_one_process(world):
+    """Models of other heads on other degrees take turns: nothing is kept from the one to the other."""
+    configs = (
+        dict(ulysses_degree=world),
+        dict(ulysses_degree=world, ulysses_anything=True),
+        dict(ring_degree=world),
+        dict(ulysses_degree=world),
+    )
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(Ranks(world, **config)) for config in configs]
+        for _ in range(2):
+            for at, heads, kv_heads in ((0, 12, 12), (1, 6, 3), (0, 12, 3), (2, 5, 1), (1, 7, 7), (3, 24, 2)):
+                head_probe(groups[at], heads, kv_heads)
+                head_probe(groups[0], 12, 12)
+
+
 @pytest.mark.parametrize("group", ["ulysses2", "ulysses3", "unified2x2"], indirect=True, scope="module")
 def test_heads_that_ranks_cannot_share(group):
     """Strict Ulysses: an error on every rank, also where rows and heads change places by mistake."""
@@ -377,18 +395,104 @@ def random_call(seed, group, dtype):
     return lengths, kv_lengths, tensors, more, mine
 
 
+def judge_call(group, dtype, seed):
+    """Make a random call and judge its answer."""
+    lengths, kv_lengths, tensors, more, mine = random_call(seed, group, dtype)
+    truth = plain(*tensors, **more)
+    half = torch.finfo(dtype).bits == 16  # there the plain method computes in float32 and rounds once
+    yardstick = plain(*tensors, **more, dtype=torch.float32 if half else dtype)
+    out, lse = attend(group, *tensors, lengths, kv_lengths, **mine)
+    judge(out, truth[0], yardstick[0].to(dtype))
+    judge(lse if dtype == torch.float64 else lse.to(dtype), truth[1], yardstick[1].to(dtype))
+
+
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_anything_at_random(group, dtype):
     """Lengths, shapes, masks, order, heads, scale: on every number of ranks within the error of one process."""
     for seed in range(10):
-        lengths, kv_lengths, tensors, more, mine = random_call(seed, group, dtype)
-        truth = plain(*tensors, **more)
-        half = torch.finfo(dtype).bits == 16  # there the plain method computes in float32 and rounds once
-        yardstick = plain(*tensors, **more, dtype=torch.float32 if half else dtype)
-        out, lse = attend(group, *tensors, lengths, kv_lengths, **mine)
-        judge(out, truth[0], yardstick[0].to(dtype))
-        judge(lse if dtype == torch.float64 else lse.to(dtype), truth[1], yardstick[1].to(dtype))
+        judge_call(group, dtype, seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512bf16", "avx512"])
+def test_every_kernel(isa, dtype, monkeypatch):
+    """What one block leaves for the next, and the LSE: the same of every kernel, and for every head dim."""
+    monkeypatch.setenv("CP_ATTN_ISA", isa)
+    for variant in ("ring_anything3", "ulysses_anything2", "unified_anything2x2"):
+        try:
+            ranks = Ranks(VARIANTS[variant][0], **VARIANTS[variant][1])
+        except ValueError as error:
+            if "this machine allows" not in str(error):
+                raise
+            pytest.skip(str(error))
+        with ranks:
+            for dim in (1, 3, 8, 64, 65, 128):
+                lengths = [1, 7, 2, 0][: ranks.world]
+                values = powers(sum(lengths))
+                counts = torch.arange(1.0, sum(lengths) + 1, dtype=torch.float64)
+                out, lse = attend(ranks, *means(values, dtype=dtype, dim=dim), lengths)
+                near(out, torch.tensor(values).double().mean(), dtype)
+                near(lse, math.log(sum(lengths)))
+                out, lse = attend(ranks, *means(values, dtype=dtype, dim=dim), lengths, is_causal=True)
+                near(out, (torch.tensor(values).double().cumsum(0) / counts)[:, None, None], dtype)
+                near(lse, counts.log()[:, None])
+            ranks.is_anything = True
+            for seed in range(4):
+                judge_call(ranks, dtype, 200 + seed)
+
+
+@every
+def test_garbage_does_not_outlive_its_call(group):
+    """NaN through every buffer of a call and its backward, outputs filled with NaN by torch: the next call is right."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # which fills what `empty` returns
+    try:
+        for seed in range(6):
+            lengths, kv_lengths, tensors, _, mine = random_call(300 + seed, group, torch.float32)
+            rows = lengths, kv_lengths, kv_lengths
+            parts = [cut(torch.full_like(x, torch.nan), n) for x, n in zip(tensors, rows, strict=True)]
+
+            def poison(r, parts=parts, mine=mine):
+                own = {name: value[r] if isinstance(value, list) else value for name, value in mine.items()}
+                q, k, v = (x[r].requires_grad_() for x in parts)
+                cp_attn.attention(q, k, v, group.contexts[r], **own).sum().backward()
+
+            group.run(poison)
+            judge_call(group, torch.float32, 300 + seed)
+            judge_call(group, torch.float32, 400 + seed)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@functools.cache
+def of_two_ranks():
+    """Return inputs and what two ranks answer, in float32."""
+    q, k, v, upstream = torch.randn(4, 2, 24, H, 16, generator=torch.Generator().manual_seed(31))
+    with Ranks(2, ring_degree=2) as ranks:
+        return (q, k, v, upstream), whole_answer(ranks, q, k, v, upstream)
+
+
+def whole_answer(ranks, q, k, v, upstream):
+    """Return output, LSE and gradients, put together."""
+    rows = [len(x) for x in torch.arange(q.shape[1]).tensor_split(ranks.world)]
+    parts = list(zip(*(cut(x, rows) for x in (q, k, v, upstream)), strict=True))
+
+    def run(r):
+        own = [x.clone().requires_grad_() for x in parts[r][:3]]
+        out, lse = cp_attn.attention(*own, ranks.contexts[r], return_lse=True, is_causal=True)
+        out.backward(parts[r][3])
+        return out.detach(), lse.detach(), *(x.grad for x in own)
+
+    return [torch.cat(x, 1) for x in zip(*ranks.run(run), strict=True)]
+
+
+@every
+def test_nothing_depends_on_the_ranks(group):
+    """The same whole on any number of them, cut anyhow: the same numbers, but for the order of a few sums."""
+    inputs, want = of_two_ranks()
+    for got, expected in zip(whole_answer(group, *inputs), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=3e-6)
 
 
 def grads(function, inputs, upstream):
@@ -451,14 +555,24 @@ ROUNDS = [name for name in VARIANTS if VARIANTS[name][1].get("ring_degree", 1) >
 @pytest.mark.parametrize("convert_to_fp32", [True, False])
 @pytest.mark.parametrize("variant", ROUNDS)
 def test_error_does_not_grow_with_the_ranks(variant, convert_to_fp32):
-    """bfloat16, D = 64: the error against float64 is that of rounding the right answer once, on 2 ranks and on 6."""
+    """bfloat16, D = 64, forward and backward: off from float64 as much as once rounded, on 2 ranks and on 6."""
     world, config = VARIANTS[variant]
-    q, k, v = torch.randn(3, 1, 72, H, 64, generator=torch.Generator().manual_seed(777)).to(torch.bfloat16)
-    truth, _ = plain(q, k, v)
+    q, k, v, upstream = torch.randn(4, 1, 72, H, 64, generator=torch.Generator().manual_seed(777)).to(torch.bfloat16)
+    inputs = [x.double() for x in (q, k, v)]
+    truth = [plain(q, k, v)[0], *grads(plain, inputs, [upstream.double()])]
+    lengths = [72 // world] * world
     with Ranks(world, convert_to_fp32=convert_to_fp32, **config) as ranks:
-        out = torch.cat(ranks.attention(*(cut(x, [72 // world] * world) for x in (q, k, v))), 1)
-    error, rounding = ((x.double() - truth).norm() / truth.norm() for x in (out, truth.to(torch.bfloat16)))
-    assert error <= (1.1 if convert_to_fp32 else 4) * rounding
+
+        def run(r):
+            own = [cut(x, lengths)[r].clone().requires_grad_() for x in (q, k, v)]
+            out = cp_attn.attention(*own, ranks.contexts[r])
+            out.backward(cut(upstream, lengths)[r])
+            return out.detach(), *(x.grad for x in own)
+
+        found = [torch.cat(x, 1) for x in zip(*ranks.run(run), strict=True)]
+    for got, exact in zip(found, truth, strict=True):
+        error, rounding = ((x.double() - exact).norm() / exact.norm() for x in (got, exact.to(torch.bfloat16)))
+        assert error <= (1.1 if convert_to_fp32 else 4) * rounding
 
 
 # --- keys that every rank has whole ---
@@ -480,6 +594,38 @@ def test_replicated_keys(group, mask):
         want = [plain(q, k, v, bits)[0], *grads(functools.partial(plain, mask=bits), (q, k, v), upstream)]
         for got, whole in zip((torch.cat(out, 1), torch.cat(dq, 1), sum(dk), sum(dv)), want, strict=True):
             torch.testing.assert_close(got, whole, rtol=1e-11, atol=1e-11)
+
+
+@every
+def test_what_a_length_may_suggest(group):
+    """Whole keys as many as a rank's own rows, or as all rows: the arguments say what they are, not their number."""
+    generator = torch.Generator().manual_seed(23)
+    for lengths in lengths_of(group):
+        s = sum(lengths)
+        for t, is_causal in itertools.product({*lengths, s} - {0}, (False, True)):
+            q, k, v = (torch.randn(2, n, H, 3, generator=generator, dtype=torch.float64) for n in (s, t, t))
+            bits = torch.rand(2, t, generator=generator) > 0.4
+            whole = ([k] * group.world, [v] * group.world)
+            found = group.attention(cut(q, lengths), *whole, kv="replicated", attn_mask=bits, is_causal=is_causal)
+            want, _ = plain(q, k, v, bits[:, None, None], is_causal)
+            torch.testing.assert_close(torch.cat(found, 1), want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("variant", ["ring2", "ulysses3", "unified2x2", "unified_anything3x2"])
+def test_replicated_keys_do_not_move(variant):
+    """What ranks move lies in windows, and here nobody needs any; a call whose keys are split then does."""
+    world, config = VARIANTS[variant]
+    x = torch.randn(2, 3, H, 8, generator=torch.Generator().manual_seed(24))
+    with Ranks(world, **config) as ranks:
+
+        def run(r):
+            q, k, v = (x.clone().requires_grad_() for _ in range(3))
+            cp_attn.attention(q, k, v, ranks.contexts[r], kv="replicated").sum().backward()
+            return ranks.contexts[r]._memory()[1]
+
+        assert ranks.run(run) == [0] * world
+        ranks.attention(*[[x] * world] * 3)
+        assert all(context._memory()[1] > 0 for context in ranks.contexts)
 
 
 def _replicated(group, q, k, v, masks, upstream, r):
@@ -563,6 +709,57 @@ def test_heads_that_do_not_fit(group):
         refused(group, call, ValueError, f"{v_heads}")
 
 
+# what a rank may be at, by the name that the others hear
+OPERATIONS = {
+    "attention(": lambda context, x: cp_attn.attention(x, x, x, context),
+    "attention backward(": lambda context, x: x.loss.backward(),
+    "gather(": lambda context, x: context.gather(x, 1),
+    "shard(": lambda context, x: context.shard(x, 1),
+    "agree(": lambda context, x: context.agree(),
+    "reduce_scatter(": lambda context, x: context._reduce_scatter(x, 1, 2),
+}
+
+
+@every
+def test_a_rank_that_is_a_call_ahead(group):
+    """One rank makes another call than the others: an error on all ranks that names both, and no number."""
+    for mine, theirs in itertools.permutations(OPERATIONS, 2):
+        odd = group.world - 1
+
+        def call(r, mine=mine, theirs=theirs, odd=odd):
+            x = torch.ones(1, 2 * group.world, H, 2, requires_grad=True)
+            x.loss = cp_attn.attention(x, x, x, group.contexts[r]).sum()
+            return OPERATIONS[mine if r == odd else theirs](group.contexts[r], x)
+
+        refused(group, call, ValueError, mine, theirs, odd=odd)
+
+
+@pytest.mark.parametrize("variant", ["ring2", "ring3", "ulysses2"])
+def test_more_than_any_buffer_holds(variant):
+    """64 MiB of keys and of values on every rank, which all send at the same time; in a ring of two, gradients too."""
+    world, config = VARIANTS[variant]
+    has_grad = variant == "ring2"
+    generator = torch.Generator().manual_seed(41)
+    k, v = torch.randn(2, 1, 2048, 64, 128, generator=generator)
+    q, upstream = torch.randn(2, world, 1, 2, 64, 128, generator=generator)
+    keys, values = ([x, x.flip(3), x.flip(2)][:world] for x in (k, v))
+    with Ranks(world, **config) as ranks:
+
+        def run(r):
+            own = [x[r].detach().requires_grad_(has_grad) for x in (q, keys, values)]
+            out = cp_attn.attention(*own, ranks.contexts[r])
+            if has_grad:
+                out.backward(upstream[r])
+                # Each row's weights are 1 together.
+                summed = ranks.contexts[r].gather(own[2].grad.sum(1, keepdim=True), 1).sum(1)
+                torch.testing.assert_close(summed, upstream.sum((0, 2)), rtol=1e-4, atol=1e-4)
+            return out.detach()
+
+        out = torch.cat(ranks.run(run), 1)
+    want, _ = plain(torch.cat(list(q), 1), torch.cat(keys, 1), torch.cat(values, 1), dtype=torch.float32)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("variant", ["ring3", "ulysses3", "unified2x2", "ring_anything4", "ulysses_anything3"])
 def test_a_rank_that_is_late(variant):
     """An exception that names the rank that is missing; the context then says why it is of no use, and closes."""
@@ -576,7 +773,7 @@ def test_a_rank_that_is_late(variant):
         caught = ranks.errors(call)
         assert caught.pop() is None
         assert all(isinstance(e, cp_attn.CommTimeout) and isinstance(e, TimeoutError) for e in caught), caught
-        assert all(f"rank {world - 1}" in str(e) and "attention" in str(e) for e in caught), caught
+        assert all(f"rank {world - 1} did not come to attention, call 1" in str(e) for e in caught), caught
         again = ranks.errors(call)[:-1]
         assert all(isinstance(e, cp_attn.CommError) and f"rank {world - 1}" in str(e) for e in again), again
 

@@ -13,7 +13,15 @@ MODELS = (
     "wan,ulysses_anything,in_place,enable_first",
     "wan,ring_anything,function,compile_first",
 )
-SCENES = ("blocks,ring", "lengths,ring_anything", "checkpoints,ring", "changes,ring", "refused,ring")
+SCENES = (
+    "blocks,ring",
+    "lengths,ring_anything",
+    "checkpoints,ring",
+    "changes,ring",
+    "refused,ring",
+    "direct,ring",
+    "direct,ulysses_anything",
+)
 
 
 @functools.cache

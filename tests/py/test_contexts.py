@@ -1,21 +1,28 @@
 """Contexts: made for a config, found again, closed; and what `import cp_attn` costs."""
 
 import functools
+import itertools
+import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from launch import RANK_VARIABLES, clean_environ, launch
 
 import cp_attn
-from cp_attn import _contexts, _ranks
+from cp_attn import _C, _contexts, _ranks
 
 SCENES = {
     2: (
         "init",
         "two_at_once",
         "a_context_for_a_config",
+        "any_address",
+        "late_then_afresh",
         "wrong_degrees",
         "error_on_one_rank",
         "other_config_on_one_rank",
@@ -24,7 +31,14 @@ SCENES = {
         "torch_distributed_alone",
         "exit_without_close",
     ),
-    3: ("init", "a_context_for_a_config", "error_on_one_rank", "other_config_on_one_rank"),
+    3: (
+        "init",
+        "a_context_for_a_config",
+        "any_address",
+        "late_then_afresh",
+        "error_on_one_rank",
+        "other_config_on_one_rank",
+    ),
     4: ("mesh_regions",),
 }
 
@@ -47,7 +61,15 @@ def test_scene(world, scene):
         assert rank.code == (5 if "exit_without_close" in SCENES[world] else 0), rank.err
 
 
-@pytest.mark.parametrize("more", ("", "import torch.distributed as d; d.init_process_group('gloo'); "))
+@pytest.mark.parametrize(
+    "more",
+    (
+        "",
+        "import torch.distributed as d; d.init_process_group('gloo'); ",
+        "import os; os.environ['MASTER_PORT'] = str(int(os.environ['MASTER_PORT']) + 1); ",
+    ),
+    ids=("plain", "gloo", "a port where nobody listens"),
+)
 def test_torchrun(more, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
@@ -61,6 +83,22 @@ def test_torchrun(more, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("fine") == 2, done.stderr[-2000:]
+
+
+def test_ranks_come_in_any_order():
+    """Four ranks, each some time after the one before, in all 24 orders."""
+    config = cp_attn.ContextParallelConfig(ring_degree=4)
+
+    def come(rank, order, key):
+        time.sleep(0.015 * order.index(rank))
+        with _C.Context(config, rank=rank, world=4, key=key) as context:
+            return context.gather(np.array([2.0**rank]), 0).tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        for order in itertools.permutations(range(4)):
+            key = f"order {os.getpid()} {order}"
+            found = [pool.submit(come, rank, order, key) for rank in range(4)]
+            assert [future.result() for future in found] == [[1.0, 2.0, 4.0, 8.0]] * 4
 
 
 def test_no_ranks():

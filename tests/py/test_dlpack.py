@@ -4,6 +4,9 @@ import ctypes
 import functools
 import gc
 import itertools
+import math
+import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +14,7 @@ import warnings
 
 import numpy as np
 import pytest
-from thread_ranks import Ranks, oracle
+from thread_ranks import Ranks, cut, oracle
 
 from cp_attn import _C
 
@@ -74,8 +77,8 @@ def destroy(capsule):
 class Producer:
     """Exports a float32 array as told."""
 
-    def __init__(self, array, versioned=True, strides="as they are", skip=0, major=1, flags=0, **fields):
-        self.array, self.versioned, self.major, self.flags, self.fields = array, versioned, major, flags, fields
+    def __init__(self, array, versioned=True, strides="as they are", skip=0, version=(1, 0), flags=0, **fields):
+        self.array, self.versioned, self.version, self.flags, self.fields = array, versioned, version, flags, fields
         self.made = self.deleted = 0
         self.skip = skip  # elements that byte_offset stands for
         self.strides = [s // array.itemsize for s in array.strides] if isinstance(strides, str) else strides
@@ -84,7 +87,7 @@ class Producer:
         managed = Versioned() if self.versioned else Plain()
         managed.deleter = ctypes.cast(delete, ctypes.c_void_p)
         if self.versioned:
-            managed.major, managed.minor, managed.flags = self.major, 0, self.flags
+            managed.major, managed.minor, managed.flags = *self.version, self.flags
         ndim = self.array.ndim
         tensor = managed.tensor
         tensor.data = (self.array.ctypes.data - self.skip * 4) or None
@@ -120,6 +123,18 @@ class NoKeywords(Producer):
         return self.capsule()
 
 
+class WhenAsked(Producer):
+    """Read-only, which only a versioned capsule can say: there is no other one."""
+
+    def __init__(self, array):
+        super().__init__(array, flags=1)
+
+    def __dlpack__(self, *, max_version=None):
+        if max_version is None:
+            raise BufferError("this array is read-only")
+        return self.capsule()
+
+
 @pytest.fixture
 def ranks():
     with Ranks(2, ring_degree=2) as ranks:
@@ -128,6 +143,10 @@ def ranks():
 
 def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def as_numpy(array):
+    return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
 
 
 def same(ranks, array, **keywords):
@@ -209,9 +228,20 @@ def test_no_strides_and_an_offset(ranks):
 
 @pytest.mark.parametrize("stride", [0, 1, 2**62, -(2**62)])
 def test_strides_of_single_elements_mean_nothing(ranks, stride):
-    x = numbers(1, 1, 2, 4)
-    strides = [stride, stride, 4, 1]
-    assert np.array_equal(np.from_dlpack(same(ranks, Producer(x, strides=strides))), same(ranks, x))
+    """On any axis, of any argument, and whoever exports it."""
+    for axes in ((0, 1), (0,), (1,), (2,), (3,), (0, 1, 2, 3)):
+        x = numbers(*(1 if axis in axes else n for axis, n in enumerate(SHAPE)))
+        strides = [stride if axis in axes else s // 4 for axis, s in enumerate(x.strides)]
+        odd = np.lib.stride_tricks.as_strided(x, x.shape, [max(-(2**62), min(4 * s, 2**62)) for s in strides])
+        want, wholes = same(ranks, x), [np.concatenate([x, x], axis) for axis in range(4)]
+        for given in (Producer(x, strides=strides), Producer(x, versioned=False, strides=strides), odd):
+            assert np.array_equal(as_numpy(same(ranks, given)), want)
+            for axis, whole in enumerate(wholes):
+                got = ranks.run(lambda r, given=given, axis=axis: ranks.contexts[r].gather(given, axis))
+                assert np.array_equal(as_numpy(got[1]), whole)
+    rows = numbers(1, 1, 1, 6)
+    mask = Producer(rows, strides=[stride, stride, stride, 1])
+    assert np.array_equal(same(ranks, numbers(*SHAPE), attn_mask=mask), same(ranks, numbers(*SHAPE), attn_mask=rows))
 
 
 def test_empty(ranks):
@@ -221,6 +251,24 @@ def test_empty(ranks):
     assert same(ranks, x).shape == x.shape
 
 
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_empty_on_some_ranks(kind):
+    """Without memory, where lengths may differ; refused on all ranks where they may not."""
+    q, k, v = (numbers(2, 5, 3, 4, seed=seed) for seed in range(3))
+    want = oracle(q, k, v)[0]
+    nothing = Producer(np.zeros((2, 0, 3, 4), np.float32), data=None, strides=[2**62, 7, 2**61, 1])
+    for lengths in ([0, 2, 3], [5, 0, 0], [2, 0, 3]):
+        parts = [[part if part.shape[1] else nothing for part in cut(x, lengths)] for x in (q, k, v)]
+        with Ranks(3, **{f"{kind}_degree": 3, f"{kind}_anything": True}) as ranks:
+            got = [as_numpy(out) for out in ranks.attention(*parts)]
+            np.testing.assert_allclose(np.concatenate(got, 1), want, atol=1e-5)
+            for whole in ranks.run(lambda r, parts=parts: ranks.contexts[r].gather(parts[0][r], 1)):
+                assert np.array_equal(as_numpy(whole), q)
+        with Ranks(3, **{f"{kind}_degree": 3}) as ranks:
+            for caught in ranks.errors(lambda r, parts=parts: _C.attention(*[parts[0][r]] * 3, ranks.contexts[r])):
+                assert type(caught) is ValueError and f"{kind}_anything" in str(caught)
+
+
 def test_read_only(ranks):
     x = numbers(*SHAPE)
     want = same(ranks, x)
@@ -228,6 +276,20 @@ def test_read_only(ranks):
     x.flags.writeable = False
     out = same(ranks, x)
     assert np.array_equal(out, want) and out.flags.writeable and not np.shares_memory(out, x)
+
+
+def test_memory_that_cannot_be_written(ranks, tmp_path):
+    """Pages that would end the process if anybody wrote there, by every way and as every argument."""
+    x, bits = numbers(*SHAPE), numbers(2, 2, 3, 6)
+    for name, array in (("x", x), ("bits", bits)):
+        array.tofile(tmp_path / name)
+    x, bits = (np.memmap(tmp_path / n, np.float32, "r", shape=a.shape) for n, a in (("x", x), ("bits", bits)))
+    want = same(ranks, np.array(x), attn_mask=np.array(bits))
+    for way in (np.asarray, lambda array: array, lambda array: Producer(array, flags=1), WhenAsked):
+        given, mask = way(x), way(bits)
+        assert np.array_equal(as_numpy(same(ranks, given, attn_mask=mask)), want)
+        whole = ranks.run(lambda r, given=given: ranks.contexts[r].gather(given, 1))[0]
+        assert np.array_equal(as_numpy(whole), np.concatenate([x, x], 1))
 
 
 @pytest.mark.parametrize("code,bits,lanes", [(2, 32, 2), (2, 8, 1), (10, 8, 1), (1, 16, 1), (3, 64, 1)])
@@ -247,23 +309,105 @@ def test_bfloat16_comes_back_as_such(ranks):
     assert (type(out), out.dtype, out.shape) == (_C.Buffer, "bfloat16", SHAPE)
 
 
-def test_devices(ranks):
+@pytest.mark.parametrize("device", [(2, 1), (4, 0), (10, 3), (13, 0), (99, 7)])
+def test_devices(ranks, device):
+    """Memory that the host cannot read: one class of error, with the device, whichever argument it is."""
+    name = {2: "cuda:1", 4: "opencl:0", 10: "rocm:3", 13: "cuda_managed:0", 99: "device type 99:7"}[device[0]]
     x = numbers(*SHAPE)
-    far = Producer(x, device_type=2, device_id=1)
-    refused(ranks, far, ValueError, "cuda:1", "cpu")
+    far = Producer(x, device_type=device[0], device_id=device[1])
+    refused_anywhere(ranks, far, ValueError, name, "cpu")
+    assert far.made == far.deleted
     for caught in ranks.errors(lambda r: _C.attention(x, far, x, ranks.contexts[r])):
-        assert type(caught) is ValueError and "q is on cpu and k on cuda:1" in str(caught)
-    assert np.array_equal(np.from_dlpack(same(ranks, Producer(x, device_type=3))), same(ranks, x))
+        assert type(caught) is ValueError and f"q is on cpu and k on {name}" in str(caught)
+
+
+@pytest.mark.parametrize("device", [3, 11])
+def test_host_memory_of_a_device(ranks, device):
+    x = numbers(*SHAPE)
+    assert np.array_equal(np.from_dlpack(same(ranks, Producer(x, device_type=device))), same(ranks, x))
+
+
+def shaped(*shape):
+    """Return an array of any shape that has no memory."""
+    empty = np.zeros([0] * len(shape), np.float32)
+    return Producer(empty, strides=None, data=None, shape=(ctypes.c_int64 * len(shape))(*shape))
 
 
 def test_sizes_beyond_memory(ranks):
     refused(ranks, Producer(numbers(*SHAPE), strides=[2**61, 1, 1, 1]), ValueError, "q")
     refused(ranks, Producer(numbers(*SHAPE), data=None), BufferError, "no memory")
     refused(ranks, Producer(numbers(*SHAPE), ndim=9), ValueError, "9 dimensions")
+    for shape in ((2**62, 0, 2, 4), (2, 0, 2**31, 2**31), (1, 2**63 - 1, 0, 1), (2, -1, 2, 4), (-(2**63), 0, 1, 1)):
+        refused(ranks, shaped(*shape), ValueError, "q")
+        for odd in ((0,), (1,), (0, 1)):
+            call = lambda r, s=shape, o=odd: ranks.contexts[r].gather(shaped(*(s if r in o else (1, 0, 2, 4))), 1)  # noqa: E731
+            assert all(type(caught) is ValueError for caught in ranks.errors(call))
+    # Each rank's part can be addressed, the whole cannot.
+    for caught in ranks.errors(lambda r: ranks.contexts[r].gather(shaped(2**60, 0), 0)):
+        assert type(caught) is ValueError and "larger" in str(caught)
+    for caught in ranks.errors(lambda r: _C.attention(*[shaped(0, 2**57, 2, 4)] * 3, ranks.contexts[r])):
+        assert type(caught) is ValueError
+
+
+@pytest.mark.parametrize("rows", [2**31 - 1, 2**31, 2**32 + 3, 2**40, 2**59])
+def test_more_rows_than_an_int_counts(ranks, rows):
+    """Of no columns, so that no memory is needed: the lengths come back whole."""
+    for dim, shape in ((0, (rows, 0)), (1, (0, rows, 3))):
+        if math.prod(n for n in shape if n) * 8 >= 2**63:
+            continue
+        parts = ranks.run(lambda r, dim=dim, shape=shape: ranks.contexts[r].shard(shaped(*shape), dim).shape[dim])
+        assert parts == [rows - rows // 2, rows // 2]
+        whole = ranks.run(lambda r, dim=dim, shape=shape: ranks.contexts[r].gather(shaped(*shape), dim).shape[dim])
+        assert whole == [2 * rows] * 2
+    if rows < 2**50:
+        assert same(ranks, shaped(rows, 0, 2, 4)).shape == (rows, 0, 2, 4)
+        assert same(ranks, shaped(2, 0, rows, 4), return_lse=True)[1].shape == (2, 0, rows)
+
+
+@pytest.mark.parametrize("apart", [2**31 - 64, 2**31 + 64, 2**32])
+def test_rows_further_apart_than_an_int_counts(ranks, apart):
+    """Bytes of the system's that nobody touches lie in between."""
+    without_pages = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has the name from 3.13 on
+    memory = mmap.mmap(-1, 3 * apart, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | without_pages)
+    x = numbers(1, 3, 2, 4)
+    far = np.ndarray(x.shape, np.float32, memory, strides=(0, apart, 16, 4))
+    far[:] = x
+    for given, near in ((far, x), (far[:, ::-1], x[:, ::-1])):
+        for export in (given, Producer(given), Producer(given, versioned=False)):
+            assert np.array_equal(as_numpy(same(ranks, export)), same(ranks, near.copy()))
+            got = ranks.run(lambda r, x=export: ranks.contexts[r].gather(x, 1))[0]
+            assert np.array_equal(as_numpy(got), np.concatenate([near, near], 1))
+    mask = np.ndarray((1, 1, 3, 6), np.float32, memory, strides=(0, 0, apart, 4))
+    assert np.array_equal(same(ranks, x, attn_mask=mask), same(ranks, x, attn_mask=mask.copy()))
+
+
+@pytest.mark.parametrize("off", [1, 2])
+def test_unaligned(ranks, off):
+    """A number that starts between two addresses of numbers."""
+    x, raw = numbers(*SHAPE), np.zeros(4 * math.prod(SHAPE) + 4, np.uint8)
+    raw[off : -4 + off] = x.view(np.uint8).reshape(-1)
+    odd = raw[off : -4 + off].view(np.float32).reshape(SHAPE)
+    for given in (odd, Producer(odd), Producer(x, byte_offset=off), Producer(x, versioned=False, byte_offset=off)):
+        refused(ranks, given, BufferError, "q", "aligned")
+    for caught in ranks.errors(lambda r: ranks.contexts[r].gather(odd, 1)):
+        assert type(caught) is BufferError and "aligned" in str(caught)
 
 
 def test_versions(ranks):
-    refused(ranks, Producer(numbers(*SHAPE), major=2), BufferError, "2.0")
+    x = numbers(*SHAPE)
+    for version in ((2, 0), (0, 8)):
+        refused(ranks, Producer(x, version=version), BufferError, f"{version[0]}.{version[1]}")
+    assert np.array_equal(np.from_dlpack(same(ranks, Producer(x, version=(1, 99)))), same(ranks, x))
+
+
+def test_no_deleter(ranks, monkeypatch):
+    """DLPack allows it: then nobody is told."""
+    x = numbers(*SHAPE)
+    monkeypatch.setattr(sys.modules[__name__], "delete", DELETER())
+    producer = Producer(x)
+    assert np.array_equal(np.from_dlpack(same(ranks, producer)), same(ranks, x))
+    assert (producer.made, producer.deleted) == (6, 0)
+    LIVE.clear()
 
 
 def test_what_is_no_producer(ranks):
@@ -323,20 +467,60 @@ def test_nothing_is_kept_when_a_later_array_is_bad(ranks):
 # --- NumPy ---
 
 
-def test_numpy_strides(ranks):
-    x = numbers(2, 6, 4, 8)
-    views = [
+def views_of(x):
+    """Return x (4 axes) in all kinds of order: backwards, in steps, axes exchanged, one for many, from the middle."""
+    return [
         x[:, ::-1],
         x[:, ::2],
         x[..., ::-2],
         x[:, :, ::-1, 1::3],
         x.transpose(0, 2, 1, 3),
         np.broadcast_to(x[:, :1], x.shape),
+        np.broadcast_to(x[:1, :1, :1, :1], x.shape),
         np.asfortranarray(x),
         x[::-1, 1:, 1:3, 5:6],
     ]
-    for view in views:
-        assert np.array_equal(same(ranks, view), same(ranks, view.copy()))
+
+
+class Subclass(np.ndarray):
+    """What NumPy itself exports."""
+
+
+WAYS = {
+    "numpy": lambda x: x,
+    "subclass": lambda x: x.view(Subclass),
+    "versioned": lambda x: Producer(x, **element_type(x)),
+    "plain": lambda x: Producer(x, versioned=False, **element_type(x)),
+    "offset": lambda x: Producer(x, skip=7, **element_type(x)),
+}
+
+
+def element_type(x):
+    return dict(code=6, bits=8) if x.dtype == bool else {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_any_memory_by_any_way(ranks, way):
+    """As each of the arguments alone, as all of them, as a mask, and as what is cut and gathered."""
+    way = WAYS[way]
+    for view in views_of(numbers(2, 6, 4, 8)):
+        copies = [numbers(*view.shape, seed=seed) for seed in range(3)]
+        for odd in ((0,), (1,), (2,), (0, 1, 2)):
+            given, compact = (
+                [[make(view) if i in odd else x] * 2 for i, x in enumerate(copies)] for make in (way, np.copy)
+            )
+            assert np.array_equal(as_numpy(ranks.attention(*given)[0]), ranks.attention(*compact)[0])
+        for dim in range(4):
+            halves = np.array_split(view, 2, dim)
+            for r, half in enumerate(ranks.run(lambda r, x=view, d=dim: ranks.contexts[r].shard(way(x), d))):
+                assert np.array_equal(as_numpy(half), halves[r])
+            for whole in ranks.run(lambda r, x=view, d=dim: ranks.contexts[r].gather(way(x), d)):
+                assert np.array_equal(as_numpy(whole), np.concatenate([view, view], dim))
+    x, wide = numbers(2, 6, 4, 8), numbers(2, 4, 6, 24)
+    masks = [wide[..., ::2], wide[..., 12:][..., ::-1], wide[:, ::-1, ::-1, 1:13], np.asfortranarray(wide[..., :12])]
+    masks += [np.broadcast_to(wide[:1, :1, :1, :12], (2, 4, 6, 12)), np.broadcast_to(wide[..., :1], (2, 4, 6, 12))]
+    for mask in masks + [mask > 0 for mask in masks]:
+        assert np.array_equal(same(ranks, x, attn_mask=way(mask)), same(ranks, x, attn_mask=mask.copy()))
 
 
 def test_numpy_dtypes(ranks):
@@ -658,6 +842,45 @@ def test_kinds_may_be_mixed(ranks):
     x = numbers(*SHAPE)
     mixed = ranks.attention([torch.from_numpy(x)] * 2, [x] * 2, [Producer(x)] * 2)[0]
     assert torch.equal(mixed, torch.from_numpy(same(ranks, x)))
+
+
+# --- what calls keep ---
+
+
+def held():
+    """Return what a leak would add to: Python's blocks, the library's, and kilobytes of the process."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    return sys.getallocatedblocks(), _C._mem_stats()[0], pages * os.sysconf("SC_PAGESIZE") >> 10
+
+
+def to_torch(x, requires_grad=False):
+    return torch.from_numpy(x).requires_grad_(requires_grad and x.ndim == 4)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "torch", "torch with grad"])
+def test_many_calls_keep_nothing(ranks, way):
+    """Right ones and wrong ones: capsules that are consumed, and those that never are."""
+    makers = WAYS | {"torch": to_torch, "torch with grad": lambda x: to_torch(x, True)}
+    make, x, mask = makers[way], numbers(*SHAPE), numbers(2, 6)
+
+    def calls(r):
+        context = ranks.contexts[r]
+        for n in range(250):
+            _C.attention(make(x), make(x), make(x), context, attn_mask=make(mask), return_lse=bool(n % 2))
+            context.gather(make(x), 1)
+            context.shard(make(x), 1)
+            for wrong in ((make(x), make(x), 3), (make(x), make(x[:1]), make(x))):
+                with pytest.raises((TypeError, ValueError)):
+                    _C.attention(*wrong, context)
+
+    ranks.run(calls)
+    before = held()
+    ranks.run(calls)
+    grown = [b - a for a, b in zip(before, held(), strict=True)]
+    # One block for each round would be 500, on two ranks.
+    assert grown[0] < 250 and grown[1] == 0 and grown[2] < 1024 and not LIVE, grown
 
 
 # --- our own exports ---

@@ -1,7 +1,11 @@
 """Every error: its class, its words, on every rank, and what can be done afterwards."""
 
+import contextlib
 import copy
+import gc
 import itertools
+import json
+import multiprocessing
 import os
 import pickle
 import resource
@@ -14,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from launch import clean_environ, launch, say
+from launch import clean_environ, free_port, launch, rank_environ, say
 from thread_ranks import Ranks, cut, oracle
 
 import cp_attn
@@ -362,6 +366,91 @@ def test_one_thread_at_a_time():
         assert "rank 1" in str(caught[0]) and "attention" in str(caught[0])
 
 
+class CallsInside:
+    """An array whose export makes a call of its own."""
+
+    def __init__(self, array, call):
+        self.array, self.call = array, call
+
+    def __dlpack__(self, **keywords):
+        self.call()
+        return self.array.__dlpack__(**keywords)
+
+
+@pytest.mark.parametrize("inner", ["close", "agree", "attention", "gather", "_memory", "collect"])
+@pytest.mark.parametrize("outer", ["attention", "mask", "gather", "shard"])
+def test_a_call_inside_a_call(ranks, inner, outer):
+    """A producer's Python code may do anything; a call on the same context is told so at once, on all ranks."""
+
+    def call(r):
+        context = ranks.contexts[r]
+        inside = {
+            "attention": lambda: cp_attn.attention(x(), x(), x(), context),
+            "gather": lambda: context.gather(x(), 1),
+            "collect": gc.collect,
+        }.get(inner) or getattr(context, inner)
+        given = np.ones((1, 8), np.float32) if outer == "mask" else x()
+        given = CallsInside(given, inside) if r else given
+        if outer == "attention":
+            return cp_attn.attention(x(), given, x(), context)
+        if outer == "mask":
+            return cp_attn.attention(x(), x(), x(), context, attn_mask=given)
+        return getattr(context, outer)(given, 1)
+
+    if inner == "collect":
+        ranks.run(call)
+    else:
+        refused(ranks, call, RuntimeError, "busy", odd=1)
+
+
+@contextlib.contextmanager
+def counting():
+    """Let a thread count meanwhile, and demand that it was never held up."""
+    over, late = threading.Event(), []
+
+    def count():
+        last = time.monotonic()
+        while not over.is_set():
+            time.sleep(0.002)
+            late.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        counted = pool.submit(count)
+        try:
+            yield
+        finally:
+            over.set()
+            counted.result()
+    assert len(late) > 20 and max(late) < 0.5, (len(late), max(late))
+
+
+def test_other_threads_go_on_while_a_rank_waits():
+    """For the others to come, in calls of every kind; and for nobody, where a context is closed or collected."""
+    config, key = _C.ContextParallelConfig(2, timeout=20.0), f"waits {os.getpid()}"
+    with ThreadPoolExecutor(1) as pool, counting():
+        first = pool.submit(_C.Context, config, rank=0, world=2, key=key)
+        time.sleep(0.3)
+        contexts = [_C.Context(config, rank=1, world=2, key=key), first.result()]
+        for call in (
+            lambda c: cp_attn.attention(x(), x(), x(), c),
+            lambda c: c.gather(x(), 1),
+            lambda c: c.shard(x(), 1),
+            lambda c: c.agree(),
+        ):
+            waits = pool.submit(call, contexts[1])
+            time.sleep(0.2)
+            assert not waits.done()
+            call(contexts[0])
+            waits.result()
+        waits = pool.submit(cp_attn.attention, x(), x(), x(), contexts[1])
+        time.sleep(0.2)
+        start = time.monotonic()
+        contexts[0] = None  # nobody else has it: it is collected while its peer is in a call
+        assert time.monotonic() - start < 0.5
+        assert "rank 1 is gone" in str(waits.exception()) and isinstance(waits.exception(), cp_attn.CommError)
+
+
 def test_a_broken_context_is_collected():
     with Ranks(2, ring_degree=2) as ranks:
         live = _C._mem_stats()[0]
@@ -370,6 +459,43 @@ def test_a_broken_context_is_collected():
         assert _C._mem_stats()[0] > live
         del made
         assert _C._mem_stats()[0] == live
+
+
+def leftovers():
+    """Return open descriptors, mappings and sockets of this process."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        shared = sum("memfd:cp_attn" in line for line in maps)
+    return len(os.listdir("/proc/self/fd")), shared, len(listeners())
+
+
+def listeners():
+    """Return the names under which ranks of this machine can be met."""
+    with open("/proc/net/unix") as sockets:
+        return {line.split()[-1] for line in sockets if "@cp_attn-" in line}
+
+
+def test_contexts_leave_nothing():
+    """Closed, dropped, broken, or never met: no descriptor, no mapping, no name."""
+    before, live = leftovers(), _C._mem_stats()[0]
+
+    def wrong(ranks):
+        ranks.errors(lambda r: None if r else cp_attn.attention(x(), x(), x(), ranks.contexts[r]))
+
+    def right(ranks):
+        ranks.attention(*[[x(H=12)] * ranks.world] * 3)
+
+    for world in (2, 3, 4):
+        for use in (right, wrong, lambda ranks: ranks.contexts.clear()):
+            with Ranks(world, ring_degree=world, timeout=0.1) as ranks:
+                assert leftovers() != before
+                use(ranks)
+        with ThreadPoolExecutor(world) as pool:
+            config, key = _C.ContextParallelConfig(world), f"leftovers {os.getpid()} {world}"
+            errors = [ValueError("own") if r else None for r in range(world)]
+            for r, error in enumerate(errors):
+                pool.submit(_C.Context, config, rank=r, world=world, key=key, error=error)
+    assert leftovers() == before and _C._mem_stats()[0] == live
 
 
 # --- memory ---
@@ -524,31 +650,228 @@ def test_programs(world, kind):
             step(ranks, rng)
 
 
-# --- processes: signals and forks ---
+# --- strangers ---
+
+# Connects to all names, says something, and tells what it got; as another user where it is told so.
+STRANGER = """
+import json, os, socket, sys, time
+names, user = json.loads(sys.argv[1]), int(sys.argv[2])
+if user:
+    os.setresuid(user, user, user)
+tries, got = 0, []
+for name in names:
+    for said in (b"", b"x", b"cp_attn" * 200):
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        s.connect("\\0" + name)
+        s.settimeout(0.1)
+        tries += 1
+        try:
+            s.send(said)
+            data, descriptors, _, _ = socket.recv_fds(s, 4096, 8)
+            got += [data] * bool(data) + descriptors
+        except (TimeoutError, BrokenPipeError, ConnectionResetError):
+            pass
+print(tries, got)
+"""
+
+
+@pytest.mark.parametrize("user", ["the same", "another"])
+def test_strangers_get_nothing_and_disturb_nobody(user):
+    """Processes that connect where ranks meet: before all are there, and while they compute."""
+    number = 65534 * (user == "another")
+    if number and os.geteuid():
+        pytest.skip("only root can play another user")
+
+    def stranger(names):
+        names = json.dumps([name[1:] for name in names])
+        command = [sys.executable, "-c", STRANGER, names, str(number)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/")
+
+    before, key = listeners(), f"strangers {os.getpid()} {user}"
+    config = _C.ContextParallelConfig(3, timeout=20.0)
+    with ThreadPoolExecutor(3) as pool:
+        join = [pool.submit(_C.Context, config, rank=r, world=3, key=key) for r in range(2)]
+        while len(listeners() - before) < 2:
+            time.sleep(0.01)
+        early = stranger(listeners() - before)
+        assert early.communicate(timeout=30)[0] == "6 []\n"
+        assert not any(future.done() for future in join)
+        start = time.monotonic()
+        join.append(pool.submit(_C.Context, config, rank=2, world=3, key=key))
+        contexts = [future.result() for future in join]
+        assert time.monotonic() - start < 2
+        late = stranger(listeners() - before)
+        while late.poll() is None:
+            for out in pool.map(lambda c: cp_attn.attention(x(), x(), x(), c), contexts):
+                assert (out == 1).all()
+        assert late.communicate()[0] == "9 []\n"
+        for context in contexts:
+            context.close()
+
+
+def test_a_place_that_is_taken():
+    """By a process of an earlier run, or by a second one of the same rank: said at once, to it alone."""
+    with Ranks(2, ring_degree=2) as ranks:
+        key = f"taken {os.getpid()}"
+        with ThreadPoolExecutor(2) as pool:
+            made = list(pool.map(lambda r: _C.Context(ranks.config, rank=r, world=2, key=key), range(2)))
+        for rank in (0, 1):
+            start = time.monotonic()
+            with pytest.raises(cp_attn.CommError, match=f"rank {rank} of 2 is already taken"):
+                _C.Context(ranks.config, rank=rank, world=2, key=key)
+            assert time.monotonic() - start < 2
+        with ThreadPoolExecutor(2) as pool:
+            assert all((out == 1).all() for out in pool.map(lambda c: cp_attn.attention(x(), x(), x(), c), made))
+
+
+# --- processes: signals, forks, ends ---
 
 
 def test_processes():
-    ranks = launch("test_errors.py", 2, timeout=120)
+    ranks = launch("test_errors.py", 2, "own", timeout=120)
     for rank in ranks:
         assert rank.code == 0, rank.err
-        assert rank.line(forked=0)
+        assert rank.line(forked=[0, 0, 0])
         assert [line["short"] for line in rank.lines if "short" in line] == ["of memory"]
     assert ranks[0].line(interrupted=True)
     assert "rank 0" in ranks[1].line(other=True)["text"]
 
 
-def main():
-    config = cp_attn.ContextParallelConfig(ring_degree=2, timeout=60.0)
-    context = cp_attn.init(config)
+# how a rank ends: (what it does, its exit code)
+ENDS = {
+    "exit": (lambda context: sys.exit(5), 5),
+    "exit after two closes": (lambda context: (context.close(), context.close(), sys.exit(4)), 4),
+    "exception": (lambda context: 1 / 0, 1),
+    "exit at once": (lambda context: os._exit(7), 7),
+    "killed": (lambda context: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),
+    "terminated": (lambda context: os.kill(os.getpid(), signal.SIGTERM), -signal.SIGTERM),
+    "exit with a thread in a call": (lambda context: sys.exit(6), 6),
+}
+
+
+@pytest.mark.parametrize("end, world", [(end, 3) for end in ENDS] + [("killed", 2), ("exit", 4), ("exception", 6)])
+def test_ends(end, world):
+    """Without close: its exit code stays its own, and those that wait for it hear of its end within a second.
+
+    Before that, a ring is the first thing that these processes do together.
+    """
+    ranks = launch("test_errors.py", world, "ends", end, timeout=60)
+    assert ranks[-1].code == ENDS[end][1], ranks[-1].err
+    ended = ranks[-1].line(ends=True)["at"]
+    for rank in ranks[:-1]:
+        assert rank.code == 0, rank.err
+        line = rank.line(error="CommError")
+        assert f"rank {world - 1} is gone" in line["text"] and "attention, call " in line["text"], line
+        assert "broken" in line["again"] and f"rank {world - 1} is gone" in line["again"], line
+        assert line["at"] - ended < 1.5, line["at"] - ended
+
+
+def ends(context, end):
     cp_attn.attention(x(), x(), x(), context)
-    child = os.fork()
-    if child == 0:
+    has_thread = end == "exit with a thread in a call"
+    if context.rank == context.world_size - 1:
+        if has_thread:
+            threading.Thread(target=cp_attn.attention, args=(x(), x(), x(), context), daemon=True).start()
+        time.sleep(0.3)
+        say(ends=True, at=time.time())
+        ENDS[end][0](context)
+    if has_thread:
+        time.sleep(0.6)  # it is still waiting when its process ends
+    try:
+        cp_attn.attention(x(), x(), x(), context)
+    except cp_attn.CommError as error:
+        at = time.time()
+        with pytest.raises(cp_attn.CommError) as again:
+            context.gather(x(), 1)
+        say(error=type(error).__name__, text=str(error), again=str(again.value), at=at)
+    context.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("where", ["init", "attention", "gather"])
+def test_signals_while_waiting(where, number):
+    """One of two ranks waits for the other, who does not come: a signal does what it always does, within a second."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "waits", where],
+            env=rank_environ(r, 2, port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(1 if where == "init" else 2)
+    ]
+    try:
+        assert "ready" in ranks[0].stdout.readline()
+        time.sleep(0.5)
+        ranks[0].send_signal(number)
+        start = time.monotonic()
+        out, err = ranks[0].communicate(timeout=20)
+        assert time.monotonic() - start < 1.5
+        if number == signal.SIGINT:
+            assert ranks[0].returncode == 0 and json.loads(out) == {"interrupted": where}, out + err
+        else:
+            assert ranks[0].returncode == -signal.SIGTERM, err
+        if where != "init":
+            out, err = ranks[1].communicate("go\n", timeout=20)
+            assert ranks[1].returncode == 0 and "rank 0" in json.loads(out.splitlines()[-1])["heard"], out + err
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def waits(where):
+    """Rank 0 waits for rank 1, who does nothing until it is told to."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may hand on that it is ignored
+    config = cp_attn.ContextParallelConfig(ring_degree=2, timeout=60.0)
+    call = {
+        "init": lambda context: cp_attn.init(config),
+        "attention": lambda context: cp_attn.attention(x(), x(), x(), context),
+        "gather": lambda context: context.gather(x(), 1),
+    }[where]
+    context = None if where == "init" else cp_attn.init(config)
+    say(ready=True)
+    if context is not None and context.rank == 1:
+        sys.stdin.readline()
         try:
-            cp_attn.attention(x(), x(), x(), context)
-        except RuntimeError as error:
-            os._exit(0 if "fork" in str(error) else 1)
-        os._exit(2)
-    say(forked=os.waitpid(child, 0)[1])
+            call(context)
+        except cp_attn.CommError as error:
+            say(heard=str(error))
+        return
+    try:
+        call(context)
+    except KeyboardInterrupt:
+        say(interrupted=where)
+
+
+def main(what, *args):
+    if what == "waits":
+        return waits(*args)
+    world = int(os.environ["WORLD_SIZE"])
+    context = cp_attn.init(cp_attn.ContextParallelConfig(ring_degree=world, timeout=60.0))
+    return ends(context, *args) if what == "ends" else own(context)
+
+
+def own(context):
+    cp_attn.attention(x(), x(), x(), context)
+    codes = []
+    for leave in (os._exit, sys.exit):  # at once, and with all that Python does at its end
+        child = os.fork()
+        if child == 0:
+            try:
+                cp_attn.attention(x(), x(), x(), context)
+            except RuntimeError as error:
+                leave(0 if "fork" in str(error) else 1)
+            leave(2)
+        codes.append(os.waitpid(child, 0)[1])
+        cp_attn.attention(x(), x(), x(), context)
+    worker = multiprocessing.get_context("fork").Process(target=context.close)
+    worker.start()
+    worker.join()
+    say(forked=[*codes, worker.exitcode])
     cp_attn.attention(x(), x(), x(), context)
     short_of_memory(context)
     if context.rank == 0:
@@ -616,4 +939,4 @@ sys.exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

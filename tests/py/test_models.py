@@ -41,6 +41,9 @@ EVERYWHERE = (
     "masked_replicated_keys",
     "different_inputs",
     "mixed_keys",
+    "whole_streams_in_front",
+    "masked_streams",
+    "mask_of_joined_streams",
     "positions",
     "output_types",
     "lists",
@@ -84,7 +87,15 @@ SCENES = {
         "kept_keys",
     ),
     3: EVERYWHERE,
-    4: ("mean_probe", "streams_are_cut_one_by_one", "positions", "masked_replicated_keys", "different_inputs"),
+    4: (
+        "mean_probe",
+        "streams_are_cut_one_by_one",
+        "masked_streams",
+        "positions",
+        "lengths",
+        "masked_replicated_keys",
+        "different_inputs",
+    ),
 }
 
 

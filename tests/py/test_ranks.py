@@ -1,5 +1,8 @@
 """Rank discovery, as the pure function that it is."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from cp_attn import _ranks
@@ -132,3 +135,26 @@ def test_bad_meshes(names, ranks, words):
     with pytest.raises(ValueError) as e:
         _ranks.region(job(), 2, 1, (names, ranks))
     assert all(word in str(e.value) for word in words)
+
+
+def place(mesh, ring=2, ulysses=2):
+    config = SimpleNamespace(ring_degree=ring, ulysses_degree=ulysses, mesh=mesh)
+    return _ranks.place(config, TORCHRUN)
+
+
+def test_a_mesh_of_another_build_of_torch():
+    """Two attributes are all that is asked of it: no method, and nothing that is torch's own."""
+    mesh = SimpleNamespace(mesh_dim_names=("ulysses", "ring"), mesh=np.array([[0, 1], [2, 3]]))
+    assert place(mesh).members == (0, 2, 1, 3)
+    mesh = SimpleNamespace(mesh_dim_names=["dp", "ulysses", "ring"], mesh=np.arange(4).reshape(2, 1, 2))
+    assert place(mesh, ulysses=1).members == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, dict(mesh_dim_names=("ring", "ulysses")), dict(mesh=np.eye(2)), dict(mesh=np.eye(2), mesh_dim_names=None)],
+    ids=lambda attributes: " and ".join(attributes) or "nothing",
+)
+def test_a_mesh_that_lacks_something(attributes):
+    with pytest.raises(ValueError, match="SimpleNamespace with dim names.*DeviceMesh.*'ring'.*'ulysses'"):
+        place(SimpleNamespace(**attributes))

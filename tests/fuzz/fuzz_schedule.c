@@ -1,0 +1,554 @@
+/* Calls from bytes, through agreement, plan, schedules and proof.
+ *
+ *   prove    small calls: what the ranks agree on can be planned and written for both kinds of
+ *            communicator, and the verifier proves it, several calls in a row;
+ *   starve   the same while one allocation fails: a MemoryError or none, nothing left behind, and no
+ *            trace of it the next time;
+ *   break    fields and steps of schedules are changed: the verifier takes them or says where they
+ *            are wrong;
+ *   inflate  sizes of any magnitude: a sentence, or a schedule whose buffers and boxes are in order.
+ *
+ * In each of them a field of one rank's call may differ from the others', which they must notice. */
+#include <stddef.h>
+
+#include "../c/grid.h"
+#include "fuzz.h"
+#include "plan/agree.h"
+#include "schedule/verify.h"
+#include "schedule/verify_buffer.h"
+#include "schedule/verify_step.h"
+#include "tensor/tensor.h"
+
+enum {
+    MOST_WORLD = 8,
+    MOST_CALLS = 3,
+    MOST_CHANGES = 8,
+    MOST_REPLICATED = 0xffff,
+    MOST_CELLS = 1 << 16
+};
+
+enum mode { MODE_PROVE, MODE_STARVE, MODE_BREAK, MODE_INFLATE, MODES };
+
+/* What the ranks ask for. */
+struct scene {
+    struct fuzz_input *in;
+    bool is_inflated;
+    int world;
+    struct cp_format format;
+    struct cp_record records[MOST_WORLD];
+};
+
+/* What comes of it. */
+struct set {
+    struct cp_plan *plan;
+    struct cp_schedule *schedules[MOST_WORLD];
+    int world;
+};
+
+/* ---- scenes ---- */
+
+/* A size: small, or in an inflated scene anything from `first` on. */
+static int64_t read_size(const struct scene *scene, int64_t first, int64_t last)
+{
+    if (scene->is_inflated && fuzz_flag(scene->in)) {
+        int64_t number = fuzz_number(scene->in);
+        return number < first ? first : number;
+    }
+    return fuzz_range(scene->in, first, last);
+}
+
+/* A length, which in an inflated scene may be negative. */
+static int64_t read_length(const struct scene *scene)
+{
+    return scene->is_inflated ? fuzz_number(scene->in) : fuzz_range(scene->in, 0, 6);
+}
+
+static int64_t read_divisor(struct fuzz_input *in, int64_t n)
+{
+    int64_t divisor = fuzz_range(in, 1, n < 255 ? n : 255);
+    while (n % divisor != 0) {
+        divisor -= 1;
+    }
+    return divisor;
+}
+
+/* Lengths of all ranks: equal, or each its own. */
+static void read_rows(struct scene *scene, enum cp_size which)
+{
+    bool is_equal = fuzz_flag(scene->in);
+    for (int rank = 0; rank < scene->world; rank++) {
+        int64_t *sizes = scene->records[rank].sizes;
+        sizes[which] =
+            is_equal && rank > 0 ? scene->records[0].sizes[which] : read_length(scene);
+    }
+}
+
+/* The sum as far as it can be counted; what cannot is for the ranks to refuse. */
+static int64_t sum_of(const struct scene *scene, enum cp_size which)
+{
+    int64_t sum = 0;
+    for (int rank = 0; rank < scene->world; rank++) {
+        if (!cp_add_i64(sum, scene->records[rank].sizes[which], &sum)) {
+            return INT64_MAX;
+        }
+    }
+    return sum;
+}
+
+/* An axis of the mask: own, whole, one, or any length. */
+static void read_mask_axis(struct scene *scene, enum cp_size which, enum cp_size own,
+                           int64_t whole)
+{
+    int64_t kind = fuzz_range(scene->in, 0, 3);
+    for (int rank = 0; rank < scene->world; rank++) {
+        int64_t *sizes = scene->records[rank].sizes;
+        sizes[which] = kind == 0   ? sizes[own]
+                       : kind == 1 ? whole
+                       : kind == 2 ? 1
+                                   : read_length(scene);
+    }
+}
+
+static void read_mask(struct scene *scene)
+{
+    static const int32_t dtypes[] = {CP_DTYPE_BOOL, CP_DTYPE_FLOAT32, CP_DTYPE_NONE};
+    struct fuzz_input *in = scene->in;
+    struct cp_call *call = &scene->records[0].call;
+    int64_t whole_keys = call->kv_replicated != 0
+                             ? scene->records[0].sizes[CP_SIZE_KV_ROWS]
+                             : sum_of(scene, CP_SIZE_KV_ROWS);
+    call->mask_dtype = dtypes[fuzz_range(in, 0, 2)];
+    call->mask_kind = call->mask_dtype == CP_DTYPE_BOOL ? CP_MASK_BOOL : CP_MASK_ADD;
+    call->mask_dtype =
+        call->mask_dtype == CP_DTYPE_NONE ? call->dtype : call->mask_dtype;
+    call->mask_batch = fuzz_flag(in) ? 1 : call->batch;
+    call->mask_heads = fuzz_flag(in) ? 1 : call->heads;
+    read_mask_axis(scene, CP_SIZE_MASK_ROWS, CP_SIZE_Q_ROWS,
+                   sum_of(scene, CP_SIZE_Q_ROWS));
+    read_mask_axis(scene, CP_SIZE_MASK_KEYS, CP_SIZE_KV_ROWS, whole_keys);
+}
+
+/* The lengths as a caller promises them, or others. */
+static void read_promise(struct scene *scene)
+{
+    int64_t q[MOST_WORLD];
+    int64_t kv[MOST_WORLD];
+    for (int rank = 0; rank < scene->world; rank++) {
+        q[rank] = scene->records[rank].sizes[CP_SIZE_Q_ROWS];
+        kv[rank] = scene->records[rank].sizes[CP_SIZE_KV_ROWS];
+    }
+    q[0] ^= fuzz_range(scene->in, 0, 3) == 3;
+    scene->records[0].call.check = cp_lengths_hash(q, kv, scene->world);
+}
+
+static void read_attention(struct scene *scene)
+{
+    struct fuzz_input *in = scene->in;
+    struct cp_call *call = &scene->records[0].call;
+    uint8_t flags = fuzz_byte(in);
+    call->dtype = (int32_t)fuzz_range(in, CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT16);
+    call->batch = read_size(scene, 0, 2);
+    call->heads = read_size(scene, 1, 9);
+    call->kv_heads = (flags & 1) != 0 ? call->heads : read_divisor(in, call->heads);
+    call->enable_gqa = call->heads != call->kv_heads;
+    call->head_dim = fuzz_range(in, 1, 5);
+    call->value_dim = (flags & 2) != 0 ? call->head_dim : fuzz_range(in, 1, 5);
+    call->is_causal = (flags & 4) != 0;
+    call->want_lse = (flags & 8) != 0;
+    call->kv_replicated = (flags & 48) == 48;
+    call->scale_bits = fuzz_byte(in);
+    call->format = 1;
+    scene->format = grid_format(call);
+    scene->format.k.row_align = INT64_C(1) << fuzz_range(in, 0, 4);
+    scene->format.v.row_align = INT64_C(1) << fuzz_range(in, 0, 4);
+    read_rows(scene, CP_SIZE_Q_ROWS);
+    read_rows(scene, CP_SIZE_KV_ROWS);
+    /* A schedule has steps for every 2048 replicated keys, if anybody looks at them. */
+    for (int rank = 0; call->kv_replicated != 0 && rank < scene->world; rank++) {
+        scene->records[rank].sizes[CP_SIZE_KV_ROWS] &=
+            call->batch != 0 ? MOST_REPLICATED : INT64_MAX;
+    }
+    if ((flags & 64) != 0) {
+        read_mask(scene);
+    }
+    if ((flags & 128) != 0) {
+        read_promise(scene);
+    }
+}
+
+static void read_cut(struct scene *scene)
+{
+    struct fuzz_input *in = scene->in;
+    struct cp_call *call = &scene->records[0].call;
+    call->dtype = (int32_t)fuzz_range(in, CP_DTYPE_FLOAT32, CP_DTYPE_COUNT - 1);
+    call->ndim = (int32_t)fuzz_range(in, 1, CP_EXTENTS);
+    call->dim = (int32_t)fuzz_range(in, 0, call->ndim - 1);
+    for (int axis = 0; axis < call->ndim; axis++) {
+        call->extent[axis] = axis < 3 ? read_size(scene, 0, 3) : 1;
+    }
+    read_rows(scene, CP_SIZE_ROWS);
+    if (call->op == CP_OP_GATHER) {
+        call->extent[call->dim] = 0;
+    } else if (call->op == CP_OP_REDUCE_SCATTER && fuzz_range(in, 0, 7) < 7) {
+        call->extent[call->dim] = sum_of(scene, CP_SIZE_ROWS);
+    }
+}
+
+/* One rank's call in one field, or its status, is another than the others'. */
+static void read_oddity(struct scene *scene)
+{
+    struct fuzz_input *in = scene->in;
+    struct cp_record *odd = &scene->records[fuzz_range(in, 0, scene->world - 1)];
+    unsigned char *call = (unsigned char *)&odd->call;
+    if (fuzz_range(in, 0, 7) == 7) {
+        odd->status.code = (int32_t)fuzz_range(in, CP_ERR_VALUE, CP_CODE_COUNT - 1);
+        memset(odd->status.text, (int)fuzz_range(in, 1, 255), CP_STATUS_TEXT - 1);
+    } else {
+        size_t at = fuzz_byte(in) % (sizeof odd->call / 4) * 4;
+        int32_t number = (int32_t)fuzz_number(in);
+        memcpy(call + at, &number, sizeof number);
+    }
+}
+
+/* A scene of `world` ranks, or of any number where that is 0. */
+static void read_scene(struct fuzz_input *in, int world, bool is_inflated,
+                       struct scene *out)
+{
+    memset(out, 0, sizeof *out);
+    out->in = in;
+    out->is_inflated = is_inflated;
+    out->world = world != 0 ? world : (int)fuzz_range(in, 1, MOST_WORLD);
+    uint8_t oddity = fuzz_byte(in);
+    struct cp_call *call = &out->records[0].call;
+    call->op = (int32_t)fuzz_range(in, CP_OP_NONE, CP_OP_AGREE);
+    call->variant = (int32_t)fuzz_range(in, CP_EVEN, CP_ANYTHING);
+    call->rotate = (int32_t)fuzz_range(in, CP_ROTATE_AUTO, CP_ROTATE_ALLTOALL);
+    call->ring_degree = (int32_t)read_divisor(in, out->world);
+    call->ulysses_degree = out->world / call->ring_degree;
+    if (cp_call_is_attention(call)) {
+        read_attention(out);
+    } else if (call->op != CP_OP_NONE && call->op != CP_OP_AGREE) {
+        read_cut(out);
+    }
+    for (int rank = 1; rank < out->world; rank++) {
+        out->records[rank].call = *call;
+    }
+    if (oddity >= 192 && out->world > 1) {
+        read_oddity(out);
+    }
+}
+
+/* ---- sets ---- */
+
+static void destroy_set(struct set *set)
+{
+    for (int rank = 0; rank < set->world; rank++) {
+        cp_schedule_destroy(&set->schedules[rank]);
+    }
+    cp_plan_destroy(&set->plan);
+}
+
+static bool has_schedule(const struct scene *scene)
+{
+    int32_t op = scene->records[0].call.op;
+    return op != CP_OP_NONE && op != CP_OP_AGREE && op != CP_OP_SHARD;
+}
+
+static void check_plan(const struct scene *scene, const struct cp_plan *plan)
+{
+    FUZZ_CHECK(cp_plan_matches(plan, scene->records, scene->world), "no match");
+    for (int rank = 0; rank < scene->world; rank++) {
+        FUZZ_CHECK(plan->q_rows == NULL || (plan->q_rows[rank].count >= 0 &&
+                                            plan->kv_rows[rank].count >= 0),
+                   "rows of rank %d", rank);
+        FUZZ_CHECK(plan->cut == NULL || plan->cut[rank].count >= 0, "rows of rank %d",
+                   rank);
+    }
+}
+
+/* On failure the set holds what there was; it is to be destroyed all the same. */
+static enum cp_code create_set(const struct scene *scene, enum cp_transport transport,
+                               struct set *set)
+{
+    *set = (struct set){.world = scene->world};
+    CP_TRY(cp_plan_create(scene->records, scene->world, &scene->format, &set->plan));
+    check_plan(scene, set->plan);
+    for (int rank = 0; rank < scene->world && has_schedule(scene); rank++) {
+        CP_TRY(cp_schedule_create(set->plan, rank, transport, &set->schedules[rank]));
+    }
+    return CP_OK;
+}
+
+static enum cp_code verify(const struct set *const *calls, int count)
+{
+    const struct cp_schedule *all[MOST_CALLS * MOST_WORLD];
+    struct cp_verify_report report;
+    int world = calls[0]->world;
+    for (int call = 0; call < count; call++) {
+        for (int rank = 0; rank < world; rank++) {
+            all[call * world + rank] = calls[call]->schedules[rank];
+        }
+    }
+    return cp_schedule_verify(all, count, world, &report);
+}
+
+/* Buffers and steps by themselves, which needs no memory. */
+static enum cp_code check_alone(const struct set *set)
+{
+    const struct cp_schedule *of_call[MOST_WORLD];
+    for (int rank = 0; rank < set->world; rank++) {
+        of_call[rank] = set->schedules[rank];
+    }
+    for (int rank = 0; rank < set->world; rank++) {
+        CP_TRY(cp_verify_buffers(of_call, 0, rank));
+        CP_TRY(cp_verify_steps(of_call[rank], 0));
+    }
+    return CP_OK;
+}
+
+/* Two scenes: one call of the first, both, or both and the first once more. */
+static enum cp_code prove(const struct scene scenes[2], int count,
+                          enum cp_transport transport)
+{
+    struct set sets[2] = {{.world = 0}, {.world = 0}};
+    const struct set *const calls[MOST_CALLS] = {&sets[0], &sets[1], &sets[0]};
+    enum cp_code code = create_set(&scenes[0], transport, &sets[0]);
+    if (code == CP_OK && count > 1) {
+        code = create_set(&scenes[1], transport, &sets[1]);
+    }
+    if (code == CP_OK && has_schedule(&scenes[0])) {
+        code = verify(calls, count);
+    }
+    destroy_set(&sets[0]);
+    destroy_set(&sets[1]);
+    return code;
+}
+
+static void check_proved(const struct scene scenes[2], int count,
+                         enum cp_transport transport)
+{
+    char text[2][200];
+    cp_call_print(&scenes[0].records[0], text[0], sizeof text[0]);
+    cp_call_print(&scenes[1].records[0], text[1], sizeof text[1]);
+    FUZZ_CHECK(prove(scenes, count, transport) == CP_OK,
+               "%d ranks, R=%d, %s, %d calls, rank 0: %s; %s: %s", scenes[0].world,
+               (int)scenes[0].records[0].call.ring_degree,
+               transport == CP_PULL ? "pull" : "two-sided", count, text[0],
+               count > 1 ? text[1] : "-", cp_last_error()->text);
+}
+
+/* ---- the modes ---- */
+
+/* Do the ranks agree? Then they do not differ in anything that a plan reads. */
+static bool agree(const struct scene *scene)
+{
+    enum cp_code code = cp_agree(scene->records, scene->world);
+    if (code != CP_OK) {
+        fuzz_check_sentence(code, "");
+        FUZZ_CHECK(cp_last_error()->rank < scene->world, "rank %d",
+                   (int)cp_last_error()->rank);
+        return false;
+    }
+    for (int rank = 0; rank < scene->world; rank++) {
+        const struct cp_record *record = &scene->records[rank];
+        FUZZ_CHECK(memcmp(&record->call, &scene->records[0].call,
+                          offsetof(struct cp_call, spare)) == 0,
+                   "rank %d differs", rank);
+        FUZZ_CHECK(record->status.code == CP_OK, "rank %d has an error", rank);
+    }
+    return true;
+}
+
+static void starve(const struct scene scenes[2], int count, enum cp_transport transport,
+                   int64_t after)
+{
+    cp_mem_fail_after(after);
+    enum cp_code code = prove(scenes, count, transport);
+    cp_mem_fail_after(-1);
+    FUZZ_CHECK(code == CP_OK || code == CP_ERR_NO_MEMORY, "%s", cp_last_error()->text);
+    if (code != CP_OK) {
+        fuzz_check_sentence(code, "cannot allocate");
+    }
+}
+
+/* A number in place of 1, 4 or 8 bytes from `first` on, before `end`. */
+static void change_field(struct fuzz_input *in, void *object, size_t first, size_t end)
+{
+    static const size_t widths[] = {8, 4, 1};
+    size_t bytes = widths[fuzz_range(in, 0, 2)];
+    size_t at = first + fuzz_byte(in) % (end - first) / bytes * bytes;
+    int64_t number = fuzz_number(in);
+    memcpy((unsigned char *)object + at, &number, bytes);
+}
+
+/* Changes a box, or what stands before the boxes. */
+static void change_step(struct fuzz_input *in, struct cp_step *step)
+{
+    unsigned char flag = 0;
+    int64_t arg = fuzz_range(in, 0, 2 * CP_STEP_ARGS - 1);
+    if (arg < CP_STEP_ARGS) {
+        change_field(in, &step->arg[arg], 0, sizeof step->arg[arg]);
+    } else {
+        change_field(in, step, 0, offsetof(struct cp_step, arg));
+    }
+    /* A bool has two values. */
+    memcpy(&flag, &step->is_causal, 1);
+    step->is_causal = (flag & 1) != 0;
+}
+
+/* Changes one thing; the arrays stay as long as they are, or become shorter. */
+static void change(struct fuzz_input *in, struct cp_schedule *schedule)
+{
+    struct cp_step *steps = schedule->steps;
+    int32_t *counts[] = {&schedule->buffer_count, &schedule->step_count};
+    int64_t *sizes[] = {&schedule->window_bytes, &schedule->scratch_bytes};
+    int32_t count = schedule->step_count;
+    if (count == 0 || schedule->buffer_count == 0) {
+        return;
+    }
+    int32_t at = fuzz_byte(in) % count;
+    struct cp_step kept = steps[at];
+    switch (fuzz_range(in, 0, 11)) {
+    case 0:
+        change_field(in, &schedule->buffers[fuzz_byte(in) % schedule->buffer_count], 0,
+                     sizeof *schedule->buffers);
+        break;
+    case 1:
+        schedule->rank = (int)fuzz_number(in);
+        break;
+    case 2:
+        *sizes[fuzz_flag(in)] = fuzz_number(in);
+        break;
+    case 3:
+        *counts[fuzz_flag(in)] -= 1;
+        break;
+    case 4: /* out, and the others close up */
+        memmove(&steps[at], &steps[at + 1], (size_t)(count - 1 - at) * sizeof *steps);
+        schedule->step_count -= 1;
+        break;
+    case 5: /* one in the place of another */
+        steps[at] = steps[fuzz_byte(in) % count];
+        break;
+    case 6: {
+        int32_t other = fuzz_byte(in) % count;
+        steps[at] = steps[other];
+        steps[other] = kept;
+        break;
+    }
+    default:
+        change_step(in, &steps[at]);
+        break;
+    }
+}
+
+/* Cells that a proof would hold, as far as they matter: a buffer may have become of any size. */
+static int64_t cells_of(const struct set *set)
+{
+    int64_t cells = 0;
+    for (int rank = 0; rank < set->world; rank++) {
+        for (int32_t i = 0; i < set->schedules[rank]->buffer_count; i++) {
+            int64_t own = 1;
+            for (int axis = 0; axis < CP_AXES && own <= MOST_CELLS; axis++) {
+                int64_t n = set->schedules[rank]->buffers[i].n[axis];
+                own *= n < 1 ? 1 : n < MOST_CELLS ? n : MOST_CELLS;
+            }
+            cells += own;
+        }
+    }
+    return cells;
+}
+
+static void break_schedule(const struct scene *scene, enum cp_transport transport)
+{
+    struct set set;
+    const struct set *const calls[] = {&set, &set};
+    struct fuzz_input *in = scene->in;
+    enum cp_code code = create_set(scene, transport, &set);
+    FUZZ_CHECK(code == CP_OK, "%s", cp_last_error()->text);
+    int64_t changes = fuzz_range(in, 0, MOST_CHANGES);
+    for (int64_t i = 0; i < changes; i++) {
+        change(in, set.schedules[fuzz_range(in, 0, set.world - 1)]);
+    }
+    bool is_small = cells_of(&set) <= MOST_CELLS;
+    code = is_small ? verify(calls, (int)fuzz_range(in, 1, 2)) : check_alone(&set);
+    if (code != CP_OK) {
+        FUZZ_CHECK(changes > 0 && code == CP_ERR_INTERNAL, "%d: %s", (int)code,
+                   cp_last_error()->text);
+        fuzz_check_sentence(code, "call 0 rank ");
+    }
+    destroy_set(&set);
+}
+
+/* Can a tensor of this shape be, of any dtype? */
+static bool is_shape(int ndim, const int64_t *shape)
+{
+    struct cp_tensor tensor;
+    return cp_tensor_init_compact(&tensor, NULL, CP_DTYPE_COMPLEX128, ndim, shape) ==
+           CP_OK;
+}
+
+/* Could all ranks have given what they say? */
+static bool can_be(const struct scene *scene)
+{
+    const struct cp_call *call = &scene->records[0].call;
+    int64_t dim = call->head_dim > call->value_dim ? call->head_dim : call->value_dim;
+    int64_t cut[CP_EXTENTS];
+    memcpy(cut, call->extent, sizeof cut);
+    cut[call->dim] = sum_of(scene, CP_SIZE_ROWS);
+    bool is_good = is_shape(call->ndim, cut);
+    for (int rank = 0; rank < scene->world; rank++) {
+        const int64_t *sizes = scene->records[rank].sizes;
+        const int64_t q[] = {call->batch, sizes[CP_SIZE_Q_ROWS], call->heads, dim};
+        const int64_t kv[] = {call->batch, sizes[CP_SIZE_KV_ROWS], call->kv_heads, dim};
+        const int64_t mask[] = {call->mask_batch, call->mask_heads,
+                                sizes[CP_SIZE_MASK_ROWS], sizes[CP_SIZE_MASK_KEYS]};
+        cut[call->dim] = sizes[CP_SIZE_ROWS];
+        is_good = is_good && is_shape(CP_AXES, q) && is_shape(CP_AXES, kv) &&
+                  is_shape(CP_AXES, mask) && is_shape(call->ndim, cut);
+    }
+    return is_good;
+}
+
+/* What was written, if anything was, has every buffer and box inside what it lies in. */
+static void inflate(const struct scene *scene, enum cp_transport transport)
+{
+    struct set set;
+    enum cp_code code = create_set(scene, transport, &set);
+    if (code != CP_OK) {
+        FUZZ_CHECK(code == CP_ERR_VALUE, "%s", cp_last_error()->text);
+        fuzz_check_sentence(code, "");
+    } else if (has_schedule(scene) && can_be(scene)) {
+        FUZZ_CHECK(check_alone(&set) == CP_OK, "%s", cp_last_error()->text);
+    }
+    destroy_set(&set);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    struct fuzz_input in = {data, bytes};
+    struct scene scenes[2];
+    int64_t live = cp_mem_stats().live_blocks;
+    enum mode mode = (enum mode)fuzz_range(&in, 0, MODES - 1);
+    enum cp_transport transport = fuzz_flag(&in) ? CP_PULL : CP_TWO_SIDED;
+    int count = (int)fuzz_range(&in, 1, MOST_CALLS);
+    int64_t after = fuzz_byte(&in);
+    read_scene(&in, 0, mode == MODE_INFLATE, &scenes[0]);
+    read_scene(&in, scenes[0].world, false, &scenes[1]);
+    bool is_agreed = agree(&scenes[0]);
+    bool has_second =
+        agree(&scenes[1]) && has_schedule(&scenes[1]) && has_schedule(&scenes[0]);
+    count = has_second ? count : 1;
+    if (is_agreed && mode == MODE_INFLATE) {
+        inflate(&scenes[0], transport);
+    } else if (is_agreed && mode == MODE_BREAK && has_schedule(&scenes[0])) {
+        break_schedule(&scenes[0], transport);
+    } else if (is_agreed) {
+        if (mode == MODE_STARVE) {
+            starve(scenes, count, transport, after);
+        }
+        check_proved(scenes, count, CP_PULL);
+        check_proved(scenes, count, CP_TWO_SIDED);
+    }
+    FUZZ_CHECK(cp_mem_stats().live_blocks == live, "memory is left behind");
+    return 0;
+}
