@@ -37,6 +37,17 @@ static bool nobody_is_dead(void *peers, int rank)
     return false;
 }
 
+static struct cp_context_parts parts_of(struct cp_gate gate, struct cp_comm *comm,
+                                        int isa)
+{
+    return (struct cp_context_parts){
+        .gate = gate,
+        .comm = comm,
+        .device = cp_device_cpu(),
+        .kernels = {.select = cp_kernel_cpu_select, .limit = isa},
+    };
+}
+
 static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided,
                        int32_t variant, int isa)
 {
@@ -75,8 +86,8 @@ static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided
             is_two_sided ? cp_comm_double_create(w->hub, &w->watch[rank], &comm)
                          : cp_comm_shm_create(w->windows, &w->watch[rank], &comm);
         CHECK_EQ_I64(code, CP_OK);
-        CHECK_EQ_I64(cp_context_create(&config, &gate, comm, isa, &w->context[rank]),
-                     CP_OK);
+        struct cp_context_parts parts = parts_of(gate, comm, isa);
+        CHECK_EQ_I64(cp_context_create(&config, &parts, &w->context[rank]), CP_OK);
     }
 }
 
@@ -100,7 +111,7 @@ static enum cp_code call(struct world *w, int rank, struct scene *scene, enum cp
     record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
     CP_TRY(cp_context_describe(w->context[rank], &record));
     CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
-    return cp_context_execute(w->context[rank], scene->tensors[rank]);
+    return cp_context_execute(w->context[rank], scene->tensors[rank], NULL);
 }
 
 /* Every scene forward and backward, twice over: the second time all plans are known. */
@@ -319,7 +330,7 @@ static void begin_gather(struct world *w, int rank, int round,
     CHECK_STR_HAS(cp_last_error()->text, error.text);
     CHECK_EQ_I64(cp_context_error_is_own(context), odd % w->size == rank);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_ERR_INTERNAL);
-    CHECK_EQ_I64(cp_context_execute(context, none), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_context_execute(context, none, NULL), CP_ERR_INTERNAL);
     CHECK_EQ_I64(cp_context_check(context), CP_OK);
     CHECK_EQ_I64(cp_context_begin(context, record, plan), CP_OK);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_OK);
@@ -362,7 +373,7 @@ static void gather(int rank, void *arg)
             cp_view_compact(share, CP_DTYPE_INT32, 3, sizes[rank], 1, 2);
         tensors[CP_TENSOR_WHOLE] = cp_view_compact(whole, CP_DTYPE_INT32, 3, all, 1, 2);
         memset(whole, 0xff, sizeof whole);
-        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
         for (int64_t o = 0; o < 3; o++) {
             for (int64_t i = 0; i < all * 2; i++) {
                 CHECK_EQ_I64(whole[o * all * 2 + i], round * 10000 + o * 1000 + i);
@@ -426,7 +437,7 @@ static void reduce_scatter_round(struct world *w, int rank, int round,
         cp_view_compact(is_half ? (void *)half[0] : given, dtype, OUTER, all, 1, INNER);
     tensors[CP_TENSOR_SHARE] =
         cp_view_compact(is_half ? (void *)half[1] : got, dtype, OUTER, rows, 1, INNER);
-    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
     for (int64_t o = 0; o < OUTER; o++) {
         for (int64_t i = 0; i < rows * INNER; i++) {
             float want = 0.0F;
@@ -514,7 +525,7 @@ static void abandon(int rank, void *arg)
         cp_context_abandon(w->context[rank]);
     } else {
         enum cp_code code =
-            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank]);
+            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank], NULL);
         CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
         CHECK_STR_HAS(cp_last_error()->text, "no room for the output");
     }
@@ -655,7 +666,7 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     sound_kernel = entry->kernel;
     entry->kernel = &broken_kernel;
     context->device = &broken_device;
-    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank]);
+    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank], NULL);
     entry->kernel = sound_kernel;
     context->device = cp_device_cpu();
     return code;
@@ -786,7 +797,8 @@ TEST(tables_of_another_version_are_refused)
     const struct cp_comm_ops *ops = comm->ops;
     older.abi--;
     comm->ops = &older;
-    CHECK_EQ_I64(cp_context_create(&config, &gate, comm, 0, &context), CP_ERR_INTERNAL);
+    struct cp_context_parts parts = parts_of(gate, comm, 0);
+    CHECK_EQ_I64(cp_context_create(&config, &parts, &context), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "version 0 of its interface, not 1");
     CHECK(context == NULL);
     comm->ops = ops;
@@ -804,7 +816,8 @@ TEST(creation_survives_every_failed_allocation)
         struct cp_context *context = NULL;
         CHECK_EQ_I64(cp_comm_self_create(&comm), CP_OK);
         cp_mem_fail_after(count);
-        enum cp_code code = cp_context_create(&config, &gate, comm, 0, &context);
+        struct cp_context_parts parts = parts_of(gate, comm, 0);
+        enum cp_code code = cp_context_create(&config, &parts, &context);
         cp_mem_fail_after(-1);
         cp_context_destroy(&context);
         CHECK_EQ_I64(cp_mem_stats().live_blocks, live);
