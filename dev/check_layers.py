@@ -24,14 +24,19 @@ MAY_INCLUDE = {
     "py": CORE | {"control", "exec"},
     "cuda": {"base", "tensor", "comm/comm.h", "device/device.h", "kernel/kernel.h"},
     "tests": CORE | {"control", "exec"},
+    "tests/simgpu": CORE | {"control", "exec", "cuda", "tests"},
 }
+
+# folder: the folders whose headers it names as if they were beside it
+BESIDE = {"tests/simgpu": ("tests/c", "cuda")}
 
 # Headers that are neither ours nor the system's: a pattern, and the only files that may have them.
 FOREIGN = [
     (r"(Python|structmember|frameobject)\.h|cpython/.*", r"csrc/py/.*|cuda/cuda_module\.c"),
     (r"numpy/.*", r"csrc/py/.*"),
     (r"dlpack/.*", r"csrc/py/.*|csrc/tensor/tensor_dlpack\.[ch]|tests/(c|fuzz)/.*dlpack.*"),
-    (r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|mma).*", r"cuda/.*"),
+    (r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|mma).*", r"cuda/.*|tests/simgpu/.*"),
+    (r"ucontext\.h|cmath|cstdint|cstring|tuple|type_traits", r"cuda/.*|tests/simgpu/.*"),
     (r"(immintrin|cpuid|x86intrin|arm_neon|arm_sve|arm_acle)\.h", r"csrc/(kernel|base)/.*|tests/c/.*"),
 ]
 SYSTEM = re.compile(
@@ -48,15 +53,16 @@ def check_include(root, file, name, quoted):
     """Returns what is wrong with this include, or None."""
     path = file.relative_to(root).as_posix()
     for pattern, allowed in FOREIGN:
-        if re.fullmatch(pattern, name):
+        if not quoted and re.fullmatch(pattern, name):
             return None if re.fullmatch(allowed, path) else f"<{name}> is not for this folder"
     if not quoted:
         return None if SYSTEM.fullmatch(name) else f"<{name}> is neither ours nor a known system header"
     parts = Path(path).parts
-    folder = parts[1] if parts[0] == "csrc" else parts[0]
+    folder = "tests/simgpu" if path.startswith("tests/simgpu/") else parts[parts[0] == "csrc"]
     if folder not in MAY_INCLUDE:
         return f"folder {folder} has no row in {Path(__file__).name}"
-    found = next((d / name for d in (root / "csrc", file.parent) if (d / name).is_file()), None)
+    beside = [root / "csrc", file.parent, *(root / d for d in BESIDE.get(folder, ()))]
+    found = next((d / name for d in beside if (d / name).is_file()), None)
     if found is None:
         return f'"{name}" is neither in csrc/ nor beside this file'
     found = found.resolve().relative_to(root).parts

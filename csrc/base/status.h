@@ -62,6 +62,10 @@ struct cp_status {
         }                                                                              \
     } while (0)
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Writes the calling thread's sentence (rank -1) and returns `code`. */
 enum cp_code cp_fail(enum cp_code code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -80,5 +84,9 @@ const struct cp_status *cp_last_error(void);
 
 /* "ValueError" and so on; "ok", "again" for what is no error; never NULL. */
 const char *cp_code_name(enum cp_code code);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,14 +1,14 @@
 /* The table that a device fills: memory, strided copies, order between lanes.
  *
- * Lanes of the host are not asynchronous: `lane`, `record` and `await` are NULL and
- * every `stream` is NULL. */
+ * Work for an asynchronous device is enqueued on streams, and events order them. The
+ * host is not one: `lane`, `record` and `await` are NULL and every `stream` is NULL. */
 #ifndef CP_DEVICE_DEVICE_H
 #define CP_DEVICE_DEVICE_H
 
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 1 };
+enum { CP_DEVICE_ABI = 1, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
 struct cp_stream;
 struct cp_device;
@@ -28,8 +28,9 @@ struct cp_device_ops {
                         const struct cp_view *src, struct cp_stream *stream);
     enum cp_code (*zero)(struct cp_device *device, void *data, size_t bytes,
                          struct cp_stream *stream);
-    /* (optional) The stream of a lane; orders: `record` notes what `stream` has been
-     * given so far as event number `event`, `await` makes `stream` wait for it. */
+    /* (optional) The own stream of lane 0 to CP_DEVICE_LANES - 1; orders: `record` notes
+     * what `stream` has been given so far as event 0 to CP_DEVICE_EVENTS - 1, `await`
+     * makes `stream` wait for what was noted last, if anything. */
     struct cp_stream *(*lane)(struct cp_device *device, int lane);
     enum cp_code (*record)(struct cp_device *device, struct cp_stream *stream,
                            int event);
@@ -41,6 +42,11 @@ struct cp_device_ops {
 struct cp_device {
     const struct cp_device_ops *ops;
 };
+
+static inline bool cp_device_is_async(const struct cp_device *device)
+{
+    return device->ops->lane != NULL;
+}
 
 /* The host: stateless, never closed. */
 struct cp_device *cp_device_cpu(void);

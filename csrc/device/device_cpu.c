@@ -1,87 +1,30 @@
 /* The host as a device: strided copies with conversion, sums, memory. Everything is
  * done when a function returns.
  *
- * A copy first becomes as simple as it can: axes of length 1 go, the others are sorted
- * by the destination's strides, and neighbours that are one run on both sides are
- * joined. What is left is a few nested loops over runs; a run of equal dtypes without
- * gaps is one memcpy. */
+ * A copy first becomes as few nested loops as can be (tensor/nest.h); a run of equal
+ * dtypes without gaps is one memcpy. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "device/device.h"
 #include "tensor/convert.h"
-
-struct axis {
-    int64_t n, dst, src; /* length, strides in bytes */
-};
-
-/* At most CP_AXES nested loops, the innermost last; at least one. */
-struct nest {
-    struct axis axis[CP_AXES];
-    int count;
-};
+#include "tensor/nest.h"
 
 /* One innermost loop: n elements from src to dst. */
 typedef void (*run_function)(char *dst, int64_t dst_stride, const char *src,
                              int64_t src_stride, int64_t n);
 
-static int64_t magnitude(int64_t stride)
-{
-    return stride < 0 ? -stride : stride;
-}
-
-static bool comes_before(const struct axis *a, const struct axis *b)
-{
-    int64_t by_dst = magnitude(a->dst) - magnitude(b->dst);
-    return by_dst != 0 ? by_dst > 0 : magnitude(a->src) > magnitude(b->src);
-}
-
-static struct nest simplify(const struct cp_view *dst, const struct cp_view *src)
-{
-    struct nest nest = {.count = 0};
-    for (int i = 0; i < CP_AXES; i++) {
-        struct axis axis = {
-            .n = dst->n[i], .dst = dst->stride[i], .src = src->stride[i]};
-        int at = nest.count;
-        if (axis.n == 1) {
-            continue;
-        }
-        for (; at > 0 && comes_before(&axis, &nest.axis[at - 1]); at--) {
-            nest.axis[at] = nest.axis[at - 1];
-        }
-        nest.axis[at] = axis;
-        nest.count++;
-    }
-    int kept = 0;
-    for (int i = 1; i < nest.count; i++) {
-        struct axis *outer = &nest.axis[kept];
-        const struct axis *inner = &nest.axis[i];
-        if (outer->dst == inner->dst * inner->n &&
-            outer->src == inner->src * inner->n) {
-            *outer = (struct axis){
-                .n = outer->n * inner->n, .dst = inner->dst, .src = inner->src};
-        } else {
-            nest.axis[++kept] = *inner;
-        }
-    }
-    if (nest.count == 0) {
-        nest.axis[0] = (struct axis){.n = 1};
-    }
-    nest.count = kept + 1;
-    return nest;
-}
-
-static void walk(const struct nest *nest, int level, char *dst, const char *src,
+/* The loops of `nest` up to `level`, from there inwards. */
+static void walk(const struct cp_nest *nest, int level, char *dst, const char *src,
                  run_function run)
 {
-    const struct axis *axis = &nest->axis[level];
-    /* The second condition follows from the first; it tells compilers so. */
-    if (level >= nest->count - 1 || level == CP_AXES - 1) {
+    const struct cp_nest_axis *axis = &nest->axis[level];
+    if (level == 0) {
         run(dst, axis->dst, src, axis->src, axis->n);
         return;
     }
     for (int64_t i = 0; i < axis->n; i++) {
-        walk(nest, level + 1, dst + i * axis->dst, src + i * axis->src, run);
+        walk(nest, level - 1, dst + i * axis->dst, src + i * axis->src, run);
     }
 }
 
@@ -207,8 +150,8 @@ static void apply(const struct cp_view *dst, const struct cp_view *src,
     if (cp_view_count(dst) == 0) {
         return;
     }
-    struct nest nest = simplify(dst, src);
-    walk(&nest, 0, dst->data, src->data, run);
+    struct cp_nest nest = cp_nest_init(dst, src);
+    walk(&nest, nest.count - 1, nest.dst, nest.src, run);
 }
 
 static enum cp_code cpu_copy(struct cp_device *device, const struct cp_view *dst,

@@ -10,15 +10,15 @@
 #include "base/checked.h"
 #include "base/mem.h"
 #include "exec/plan_cache.h"
-#include "kernel/kernel_cpu.h"
+#include "kernel/kernel.h"
 #include "plan/agree.h"
 
 struct cp_context {
     struct cp_context_config config;
-    int isa; /* the best kernel that all ranks have */
     struct cp_gate gate;
     struct cp_comm *comm; /* owned */
     struct cp_device *device;
+    struct cp_kernel_list kernels;
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
     void *parts;
@@ -46,24 +46,24 @@ static enum cp_code check_abi(const char *kind, const char *name, uint32_t got,
 }
 
 enum cp_code cp_context_create(const struct cp_context_config *config,
-                               const struct cp_gate *gate, struct cp_comm *comm,
-                               int isa, struct cp_context **out)
+                               const struct cp_context_parts *parts,
+                               struct cp_context **out)
 {
     void *block = NULL;
     struct cp_context *context = NULL;
-    struct cp_device *device = cp_device_cpu();
+    struct cp_comm *comm = parts->comm;
+    const struct cp_device_ops *device = parts->device->ops;
     /* A table of another version is not even closed: its places may mean other things. */
     CP_TRY(check_abi("communicator", comm->ops->name, comm->ops->abi, CP_COMM_ABI));
     enum cp_code code = CP_OK;
-    CP_TRY_GOTO(code,
-                check_abi("device", device->ops->name, device->ops->abi, CP_DEVICE_ABI),
+    CP_TRY_GOTO(code, check_abi("device", device->name, device->abi, CP_DEVICE_ABI),
                 done);
     CP_TRY_GOTO(code, cp_mem_create(sizeof *context, "a context", &block), done);
     context = block;
     context->config = *config;
-    context->isa = isa;
-    context->gate = *gate;
-    context->device = device;
+    context->gate = parts->gate;
+    context->device = parts->device;
+    context->kernels = parts->kernels;
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
     CP_TRY_GOTO(code,
@@ -111,8 +111,9 @@ static enum cp_code select_kernel(const struct cp_context *context,
                                   const struct cp_kernel_ops **kernel,
                                   struct cp_format *format)
 {
-    CP_TRY(cp_kernel_cpu_select(context->isa, (enum cp_dtype)call->dtype,
-                                call->head_dim, call->value_dim, kernel, format));
+    const struct cp_kernel_list *kernels = &context->kernels;
+    CP_TRY(kernels->select(kernels->limit, (enum cp_dtype)call->dtype, call->head_dim,
+                           call->value_dim, kernel, format));
     return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
 }
 
@@ -378,7 +379,8 @@ bool cp_context_error_is_own(const struct cp_context *context)
 /* ---- the steps of execute ---- */
 
 static enum cp_code execute(struct cp_context *context,
-                            const struct cp_view tensors[CP_TENSORS])
+                            const struct cp_view tensors[CP_TENSORS],
+                            struct cp_stream *stream)
 {
     const struct cp_schedule *schedule = context->call->schedule;
     struct cp_run run;
@@ -388,6 +390,7 @@ static enum cp_code execute(struct cp_context *context,
         .kernel = context->call->kernel,
         .scratch = context->workspace,
         .recorder = recorder_of(context),
+        .stream = stream,
         .seq = context->gate.seq,
         .operation = context->operation,
     };
@@ -396,13 +399,14 @@ static enum cp_code execute(struct cp_context *context,
 }
 
 enum cp_code cp_context_execute(struct cp_context *context,
-                                const struct cp_view tensors[CP_TENSORS])
+                                const struct cp_view tensors[CP_TENSORS],
+                                struct cp_stream *stream)
 {
     CP_TRY(check_process(context));
     if (context->call == NULL) {
         return cp_fail(CP_ERR_INTERNAL, "execute without a call that was begun");
     }
-    enum cp_code code = execute(context, tensors);
+    enum cp_code code = execute(context, tensors, stream);
     if (code != CP_OK) {
         poison(context);
     }

@@ -52,13 +52,19 @@ struct cp_join_args {
 CP_NODISCARD enum cp_code cp_context_join(const struct cp_join_args *args,
                                           struct cp_context **out);
 
+/* What a context works with. */
+struct cp_context_parts {
+    struct cp_gate gate;
+    struct cp_comm *comm;
+    struct cp_device *device;
+    struct cp_kernel_list kernels;
+};
+
 /* The same from parts that exist already, for ranks that are threads. `comm` is taken,
- * unless its table is of another version; `gate` is copied, and what it and `comm`
- * refer to must outlive the context. `isa`: the best CPU kernel to use
- * (kernel/kernel_cpu.h). */
+ * unless its table is of another version; what else the parts refer to must outlive the
+ * context. */
 CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *config,
-                                            const struct cp_gate *gate,
-                                            struct cp_comm *comm, int isa,
+                                            const struct cp_context_parts *parts,
                                             struct cp_context **out);
 
 /* Hands the context something to close after its communicator. */
@@ -98,9 +104,11 @@ CP_NODISCARD enum cp_code cp_context_confirm(struct cp_context *context,
  * itself brought. */
 bool cp_context_error_is_own(const struct cp_context *context);
 
-/* Moves and computes. `tensors` by role, data NULL where the call has none. */
+/* Moves and computes. `tensors` by role, data NULL where the call has none. `stream`:
+ * the caller's on an asynchronous device, where all this is enqueued; NULL on the host. */
 CP_NODISCARD enum cp_code cp_context_execute(struct cp_context *context,
-                                             const struct cp_view tensors[CP_TENSORS]);
+                                             const struct cp_view tensors[CP_TENSORS],
+                                             struct cp_stream *stream);
 
 /* Gives a begun call up: the context is broken on all ranks, with the calling thread's
  * last error. */

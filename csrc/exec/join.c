@@ -269,11 +269,14 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
     CP_TRY_GOTO(code, meet(args, parts, &isa), done);
     CP_TRY_GOTO(code, map_windows(parts, args->rank), done);
     watch_init(parts, args);
-    struct cp_gate gate = {.page = cp_meeting_page(parts->meeting),
-                           .watch = &parts->watch};
     CP_TRY_GOTO(code, cp_comm_shm_create(parts->windows, &parts->watch, &comm), done);
-    CP_TRY_GOTO(code, cp_context_create(&args->config, &gate, comm, isa, &context),
-                done);
+    struct cp_context_parts with = {
+        .gate = {.page = cp_meeting_page(parts->meeting), .watch = &parts->watch},
+        .comm = comm,
+        .device = cp_device_cpu(),
+        .kernels = {.select = cp_kernel_cpu_select, .limit = isa},
+    };
+    CP_TRY_GOTO(code, cp_context_create(&args->config, &with, &context), done);
     cp_context_stand_on(context, parts, close_parts);
     parts = NULL;
     *out = context;

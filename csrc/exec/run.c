@@ -79,8 +79,80 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     run->xfers = xfers;
     memcpy(run->tensors, tensors, sizeof run->tensors);
     for (int lane = 0; lane < CP_LANES; lane++) {
+        bool is_own = lane != CP_LANE_COMPUTE && cp_device_is_async(env->device);
+        run->stream[lane] =
+            is_own ? env->device->ops->lane(env->device, lane) : env->stream;
         run->cursor[lane] = next_on_lane(schedule, lane, 0);
     }
+}
+
+/* ---- order on asynchronous devices ---- */
+
+/* Event numbers. A lane's are used in turns: whoever waits for one that has been used
+ * again waits for a later step of that lane, which was enqueued before it all the same. */
+enum {
+    EVENT_CALLER = 0,
+    EVENT_LANE = 1,
+    LANE_EVENTS = (CP_DEVICE_EVENTS - EVENT_LANE) / CP_LANES
+};
+_Static_assert((int)CP_LANES == (int)CP_DEVICE_LANES, "a stream for each lane");
+
+static int event_of(int lane, int32_t done)
+{
+    return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
+}
+
+/* The lanes start behind what the caller's stream has been given. */
+static enum cp_code fork_lanes(struct cp_run *run)
+{
+    struct cp_device *device = run->env.device;
+    CP_TRY(device->ops->record(device, run->env.stream, EVENT_CALLER));
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        if (lane != CP_LANE_COMPUTE) {
+            CP_TRY(device->ops->await(device, run->stream[lane], EVENT_CALLER));
+        }
+    }
+    return CP_OK;
+}
+
+/* The caller's stream goes on behind all of them. */
+static enum cp_code join_lanes(struct cp_run *run)
+{
+    struct cp_device *device = run->env.device;
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        if (lane != CP_LANE_COMPUTE && run->done[lane] > 0) {
+            CP_TRY(device->ops->await(device, run->env.stream,
+                                      event_of(lane, run->done[lane])));
+        }
+    }
+    return CP_OK;
+}
+
+/* The lane's stream waits for the steps of other lanes that its next one needs. */
+static enum cp_code await_lanes(struct cp_run *run, int lane)
+{
+    const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
+    struct cp_device *device = run->env.device;
+    for (int other = 0; other < CP_LANES && cp_device_is_async(device); other++) {
+        if (other == lane || step->after[other] <= run->awaited[lane][other]) {
+            continue;
+        }
+        CP_TRY(device->ops->await(device, run->stream[lane],
+                                  event_of(other, step->after[other])));
+        run->awaited[lane][other] = step->after[other];
+    }
+    return CP_OK;
+}
+
+/* Notes that the lane's steps have been enqueued up to `run->done[lane]`. */
+static enum cp_code record_lane(struct cp_run *run, int lane, int newly_done)
+{
+    struct cp_device *device = run->env.device;
+    for (int i = newly_done - 1; i >= 0 && cp_device_is_async(device); i--) {
+        CP_TRY(device->ops->record(device, run->stream[lane],
+                                   event_of(lane, run->done[lane] - i)));
+    }
+    return CP_OK;
 }
 
 /* The memory that a box names; data NULL for no box. */
@@ -140,7 +212,7 @@ static enum cp_code attend(const struct cp_run *run, const struct cp_step *step)
         .scale = run->schedule->plan->scale,
         .scratch = kernel_scratch(run),
     };
-    return run->env.kernel->attend(&args, NULL);
+    return run->env.kernel->attend(&args, run->stream[step->lane]);
 }
 
 static enum cp_code finish(const struct cp_run *run, const struct cp_step *step)
@@ -150,7 +222,7 @@ static enum cp_code finish(const struct cp_run *run, const struct cp_step *step)
         .out = arg_of(run, step, CP_FINISH_OUT),
         .lse = arg_of(run, step, CP_FINISH_LSE),
     };
-    return run->env.kernel->finish(&args, NULL);
+    return run->env.kernel->finish(&args, run->stream[step->lane]);
 }
 
 static enum cp_code delta(const struct cp_run *run, const struct cp_step *step)
@@ -161,7 +233,7 @@ static enum cp_code delta(const struct cp_run *run, const struct cp_step *step)
         .dlse = arg_of(run, step, CP_DELTA_DLSE),
         .delta = arg_of(run, step, CP_DELTA_DELTA),
     };
-    return run->env.kernel->delta(&args, NULL);
+    return run->env.kernel->delta(&args, run->stream[step->lane]);
 }
 
 static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
@@ -181,7 +253,7 @@ static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
         .scale = run->schedule->plan->scale,
         .scratch = kernel_scratch(run),
     };
-    return run->env.kernel->grad(&args, NULL);
+    return run->env.kernel->grad(&args, run->stream[step->lane]);
 }
 
 static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
@@ -190,8 +262,9 @@ static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
     struct cp_view src = arg_of(run, step, CP_ARG_SRC);
     bool is_key =
         run->schedule->buffers[step->arg[CP_ARG_DST].buffer].layout == CP_LAYOUT_K;
-    return is_key ? run->env.kernel->pack_k(&dst, &src, NULL)
-                  : run->env.kernel->pack_v(&dst, &src, NULL);
+    struct cp_stream *stream = run->stream[step->lane];
+    return is_key ? run->env.kernel->pack_k(&dst, &src, stream)
+                  : run->env.kernel->pack_v(&dst, &src, stream);
 }
 
 static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
@@ -199,8 +272,9 @@ static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
     struct cp_device *device = run->env.device;
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
     struct cp_view src = arg_of(run, step, CP_ARG_SRC);
-    return step->op == CP_STEP_COPY ? device->ops->copy(device, &dst, &src, NULL)
-                                    : device->ops->add(device, &dst, &src, NULL);
+    struct cp_stream *stream = run->stream[step->lane];
+    return step->op == CP_STEP_COPY ? device->ops->copy(device, &dst, &src, stream)
+                                    : device->ops->add(device, &dst, &src, stream);
 }
 
 static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
@@ -209,13 +283,13 @@ static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
         &run->schedule->buffers[step->arg[CP_ARG_DST].buffer];
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
     return run->env.device->ops->zero(run->env.device, dst.data, (size_t)buffer->bytes,
-                                      NULL);
+                                      run->stream[step->lane]);
 }
 
 static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)
 {
     run->env.comm->ops->publish(run->env.comm, step->signal, counter(run, step->value),
-                                NULL);
+                                run->stream[step->lane]);
     return CP_OK;
 }
 
@@ -223,7 +297,7 @@ static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
 {
     struct cp_comm *comm = run->env.comm;
     return comm->ops->reached(comm, step->peer, step->signal, counter(run, step->value),
-                              NULL)
+                              run->stream[step->lane])
                ? CP_OK
                : CP_AGAIN;
 }
@@ -266,7 +340,8 @@ static enum cp_code exchange(struct cp_run *run, int lane, int *done)
     struct cp_comm *comm = run->env.comm;
     *done = gather_group(run, lane);
     if (!run->is_posted[lane]) {
-        CP_TRY(comm->ops->post(comm, run->xfers, *done, NULL, &run->ticket[lane]));
+        CP_TRY(comm->ops->post(comm, run->xfers, *done, run->stream[lane],
+                               &run->ticket[lane]));
         run->is_posted[lane] = true;
     }
     CP_TRY(comm->ops->test(comm, run->ticket[lane]));
@@ -349,18 +424,44 @@ static enum cp_code advance(struct cp_run *run, int lane)
     if (!has_step(run, lane) || !may_go(run, lane)) {
         return CP_AGAIN;
     }
+    if (!run->is_posted[lane]) {
+        CP_TRY(await_lanes(run, lane));
+    }
     CP_TRY(do_and_note(run, lane, &done));
     for (int step = 0; step < done; step++) {
         run->cursor[lane] = next_on_lane(run->schedule, lane, run->cursor[lane] + 1);
     }
     run->done[lane] += done;
-    return CP_OK;
+    return record_lane(run, lane, done);
+}
+
+/* All steps, in the order of the schedule: nothing here waits for a peer. */
+static enum cp_code enqueue_all(struct cp_run *run)
+{
+    CP_TRY(fork_lanes(run));
+    for (int32_t at = 0; at < run->schedule->step_count; at++) {
+        int lane = run->schedule->steps[at].lane;
+        /* A step of a group has been enqueued with the group's first. */
+        while (run->cursor[lane] <= at) {
+            enum cp_code code = advance(run, lane);
+            if (code == CP_AGAIN) {
+                return cp_fail(CP_ERR_INTERNAL,
+                               "%s: step %d cannot be enqueued before others end",
+                               run->env.operation, (int)at);
+            }
+            CP_TRY(code);
+        }
+    }
+    return join_lanes(run);
 }
 
 enum cp_code cp_run_poll(struct cp_run *run)
 {
     bool moved = true;
     bool is_done = false;
+    if (cp_device_is_async(run->env.device)) {
+        return enqueue_all(run);
+    }
     while (moved) {
         moved = false;
         is_done = true;

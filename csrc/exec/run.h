@@ -2,9 +2,15 @@
  * of a whole world.
  *
  * A lane advances while its next step's conditions hold. When no lane can, the run says
- * CP_AGAIN and `cp_run_wait` blocks on whatever the lanes wait for. The executor knows
+ * CP_AGAIN and `cp_run_finish` blocks on whatever the lanes wait for. The executor knows
  * no variant: it resolves boxes to memory and calls the tables of communicator, device
- * and kernel. */
+ * and kernel.
+ *
+ * On an asynchronous device a step is done once it is enqueued. Each lane has a stream,
+ * CP_LANE_COMPUTE the caller's own; what a step says of other lanes becomes events, and
+ * steps are enqueued in the order of the schedule, which is that of all ranks. The
+ * lanes' streams follow the caller's at the start and are joined to it at the end, so
+ * the caller may treat inputs and outputs as if all had happened on his stream. */
 #ifndef CP_EXEC_RUN_H
 #define CP_EXEC_RUN_H
 
@@ -19,6 +25,7 @@ struct cp_run_env {
     struct cp_comm *comm;
     struct cp_device *device;
     const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
+    struct cp_stream *stream;           /* the caller's; NULL on the host */
     char *
         scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch */
     struct cp_recorder *recorder; /* (optional) notes the steps */
@@ -32,6 +39,9 @@ struct cp_run {
     struct cp_view tensors[CP_TENSORS]; /* the caller's, by role */
     int32_t cursor[CP_LANES]; /* index of the lane's next step; step_count: none left */
     int32_t done[CP_LANES];   /* steps of the lane that are done */
+    struct cp_stream *stream[CP_LANES];
+    int32_t awaited[CP_LANES][CP_LANES]; /* steps of another lane that this one's stream
+                                        waits for by now; asynchronous devices */
     bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];

@@ -74,6 +74,17 @@ struct cp_grad_args {
 
 enum { CP_KERNEL_ABI = 1 };
 
+struct cp_kernel_ops;
+
+/* A list of kernels as its users see it: the best kernel for a call, not above `limit`,
+ * which all ranks agreed on. CP_ERR_UNSUPPORTED with the reason where none takes it. */
+struct cp_kernel_list {
+    enum cp_code (*select)(int limit, enum cp_dtype dtype, int64_t head_dim,
+                           int64_t value_dim, const struct cp_kernel_ops **out,
+                           struct cp_format *format);
+    int limit;
+};
+
 struct cp_kernel_ops {
     const char *name; /* "generic", "avx2", ...: appears in messages */
     uint32_t abi;     /* CP_KERNEL_ABI */

@@ -116,7 +116,7 @@ int context_execute(ContextObject *self, const struct module_state *state,
                     const struct cp_view *tensors)
 {
     self->thread = PyEval_SaveThread();
-    enum cp_code code = cp_context_execute(self->core, tensors);
+    enum cp_code code = cp_context_execute(self->core, tensors, NULL);
     PyEval_RestoreThread(self->thread);
     return py_check(state, code);
 }

@@ -6,26 +6,33 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t cp_f32_bits(float value)
+/* nvcc compiles these for the device as well. */
+#ifdef __CUDACC__
+#define CP_HOST_DEVICE __host__ __device__
+#else
+#define CP_HOST_DEVICE
+#endif
+
+CP_HOST_DEVICE static inline uint32_t cp_f32_bits(float value)
 {
     uint32_t bits = 0;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float cp_f32_from_bits(uint32_t bits)
+CP_HOST_DEVICE static inline float cp_f32_from_bits(uint32_t bits)
 {
     float value = 0.0f;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float cp_bf16_to_f32(uint16_t half)
+CP_HOST_DEVICE static inline float cp_bf16_to_f32(uint16_t half)
 {
     return cp_f32_from_bits((uint32_t)half << 16);
 }
 
-static inline uint16_t cp_f32_to_bf16(float value)
+CP_HOST_DEVICE static inline uint16_t cp_f32_to_bf16(float value)
 {
     uint32_t bits = cp_f32_bits(value);
     /* Half of the last kept place, less one where that place is even: ties go to even. A carry out of the mantissa
@@ -35,7 +42,7 @@ static inline uint16_t cp_f32_to_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-static inline float cp_f16_to_f32(uint16_t half)
+CP_HOST_DEVICE static inline float cp_f16_to_f32(uint16_t half)
 {
     uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)half & 0x7fffu;
@@ -50,7 +57,7 @@ static inline float cp_f16_to_f32(uint16_t half)
     return cp_f32_from_bits(sign | bits);
 }
 
-static inline uint16_t cp_f32_to_f16(float value)
+CP_HOST_DEVICE static inline uint16_t cp_f32_to_f16(float value)
 {
     uint32_t bits = cp_f32_bits(value);
     uint32_t sign = (bits >> 16) & 0x8000u;
@@ -71,7 +78,7 @@ static inline uint16_t cp_f32_to_f16(float value)
 
 /* Rounds to odd: towards zero, then the last bit is set if anything was lost. Rounding that once more to a type with
  * at least two bits less gives what rounding the double at once would give. */
-static inline float cp_f64_to_f32_odd(double value)
+CP_HOST_DEVICE static inline float cp_f64_to_f32_odd(double value)
 {
     float nearest = (float)value;
     double back = (double)nearest;
@@ -85,12 +92,12 @@ static inline float cp_f64_to_f32_odd(double value)
     return cp_f32_from_bits(bits);
 }
 
-static inline uint16_t cp_f64_to_bf16(double value)
+CP_HOST_DEVICE static inline uint16_t cp_f64_to_bf16(double value)
 {
     return cp_f32_to_bf16(cp_f64_to_f32_odd(value));
 }
 
-static inline uint16_t cp_f64_to_f16(double value)
+CP_HOST_DEVICE static inline uint16_t cp_f64_to_f16(double value)
 {
     return cp_f32_to_f16(cp_f64_to_f32_odd(value));
 }

@@ -28,6 +28,10 @@ enum cp_dtype {
         CP_DTYPE_COUNT
 };
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 int64_t cp_dtype_bytes(enum cp_dtype dtype);    /* 0 for CP_DTYPE_NONE */
 const char *cp_dtype_name(enum cp_dtype dtype); /* never NULL */
 bool cp_dtype_attends(enum cp_dtype dtype);
@@ -35,5 +39,9 @@ bool cp_dtype_attends(enum cp_dtype dtype);
 enum cp_dtype cp_dtype_from_dlpack(int code, int bits);
 /* What sums are kept in: float64 for float64, float32 for the other float types. */
 enum cp_dtype cp_dtype_sum(enum cp_dtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

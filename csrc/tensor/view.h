@@ -22,6 +22,10 @@ struct cp_view {
     enum cp_dtype dtype;
 };
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Packed in the order of its axes; the strides of `n`. */
 struct cp_view cp_view_compact(void *data, enum cp_dtype dtype, int64_t n0, int64_t n1,
                                int64_t n2, int64_t n3);
@@ -29,5 +33,9 @@ struct cp_view cp_view_compact(void *data, enum cp_dtype dtype, int64_t n0, int6
 struct cp_view cp_view_box(const struct cp_view *view, const int64_t first[CP_AXES],
                            const int64_t n[CP_AXES]);
 int64_t cp_view_count(const struct cp_view *view);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

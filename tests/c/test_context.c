@@ -12,168 +12,103 @@
 #include "scene.h"
 #include "tensor/convert.h"
 #include "test.h"
+#include "world.h"
 
-enum { RESERVED = 1 << 24, SCENES = 12 };
+enum { RESERVED = 1 << 24 };
 
-struct world {
-    int size, ring, ulysses;
-    bool is_two_sided;
-    int32_t variant;
-    double timeout;
-    void *page;
-    struct cp_recorder recorder[SCENE_MOST_RANKS];
-    struct cp_watch watch[SCENE_MOST_RANKS];
-    struct cp_window windows[SCENE_MOST_RANKS];
-    struct double_hub *hub;
-    struct cp_context *context[SCENE_MOST_RANKS];
-    struct scene scenes[SCENES];
-    uint64_t seed;
+static void use_the_host(const struct world *w, struct cp_context_parts *parts)
+{
+    parts->device = cp_device_cpu();
+    parts->kernels =
+        (struct cp_kernel_list){.select = cp_kernel_cpu_select, .limit = w->limit};
+}
+
+static void windows_open(struct world *w)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        CHECK_EQ_I64(cp_window_create(RESERVED, &w->windows[rank]), CP_OK);
+    }
+}
+
+static void windows_close(struct world *w)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        cp_window_close(&w->windows[rank]);
+    }
+}
+
+static enum cp_code windows_join(struct world *w, int rank,
+                                 struct cp_context_parts *parts)
+{
+    use_the_host(w, parts);
+    return cp_comm_shm_create(w->windows, &w->watch[rank], &parts->comm);
+}
+
+static void keep_nothing(struct world *w, int rank)
+{
+    (void)w;
+    (void)rank;
+}
+
+static const struct world_transport windows = {
+    .name = "windows",
+    .open = windows_open,
+    .close = windows_close,
+    .join = windows_join,
+    .leave = keep_nothing,
 };
 
-static bool nobody_is_dead(void *peers, int rank)
+static void double_open(struct world *w)
 {
-    (void)peers;
-    (void)rank;
-    return false;
+    w->shared = double_hub_create(w->size, test_seed, 5);
 }
 
-static void world_open(struct world *w, int ring, int ulysses, bool is_two_sided,
-                       int32_t variant, int isa)
+static void double_close(struct world *w)
 {
-    memset(w, 0, sizeof *w);
-    w->size = ring * ulysses;
-    w->ring = ring;
-    w->ulysses = ulysses;
-    w->is_two_sided = is_two_sided;
-    w->variant = variant;
-    w->timeout = 60.0;
-    w->seed = test_seed;
-    CHECK_EQ_I64(cp_mem_create(cp_page_bytes(w->size), "a page", &w->page), CP_OK);
-    w->hub = is_two_sided ? double_hub_create(w->size, test_seed, 5) : NULL;
-    for (int rank = 0; rank < w->size; rank++) {
-        struct cp_flight *flights = cp_page_flights(w->page, w->size);
-        w->recorder[rank] = (struct cp_recorder){.flight = &flights[rank]};
-        w->watch[rank] = (struct cp_watch){.bell = cp_page_bell(w->page),
-                                           .poison = cp_page_poison(w->page),
-                                           .rank = rank,
-                                           .world = w->size,
-                                           .is_dead = nobody_is_dead,
-                                           .recorder = &w->recorder[rank],
-                                           .flights = flights};
-        if (!is_two_sided) {
-            CHECK_EQ_I64(cp_window_create(RESERVED, &w->windows[rank]), CP_OK);
-        }
-    }
-    for (int rank = 0; rank < w->size; rank++) {
-        struct cp_comm *comm = NULL;
-        struct cp_gate gate = {.page = w->page, .watch = &w->watch[rank]};
-        struct cp_context_config config = {.ring_degree = ring,
-                                           .ulysses_degree = ulysses,
-                                           .variant = variant,
-                                           .timeout = w->timeout};
-        enum cp_code code =
-            is_two_sided ? cp_comm_double_create(w->hub, &w->watch[rank], &comm)
-                         : cp_comm_shm_create(w->windows, &w->watch[rank], &comm);
-        CHECK_EQ_I64(code, CP_OK);
-        CHECK_EQ_I64(cp_context_create(&config, &gate, comm, isa, &w->context[rank]),
-                     CP_OK);
-    }
+    struct double_hub *hub = w->shared;
+    double_hub_destroy(&hub);
 }
 
-static void world_close(struct world *w)
+static enum cp_code double_join(struct world *w, int rank,
+                                struct cp_context_parts *parts)
 {
-    for (int rank = 0; rank < w->size; rank++) {
-        cp_context_destroy(&w->context[rank]);
-        CHECK(w->context[rank] == NULL);
-        if (w->hub == NULL) {
-            cp_window_close(&w->windows[rank]);
-        }
-    }
-    double_hub_destroy(&w->hub);
-    cp_mem_destroy(&w->page);
+    use_the_host(w, parts);
+    return cp_comm_double_create(w->shared, &w->watch[rank], &parts->comm);
 }
 
-static enum cp_code call(struct world *w, int rank, struct scene *scene, enum cp_op op)
-{
-    struct cp_record record;
-    scene_record(scene, rank, op, &record);
-    record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
-    CP_TRY(cp_context_describe(w->context[rank], &record));
-    CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
-    return cp_context_execute(w->context[rank], scene->tensors[rank]);
-}
+static const struct world_transport two_sided = {
+    .name = "two-sided",
+    .open = double_open,
+    .close = double_close,
+    .join = double_join,
+    .leave = keep_nothing,
+};
 
-/* Every scene forward and backward, twice over: the second time all plans are known. */
-static void play(int rank, void *arg)
-{
-    struct world *w = arg;
-    for (int round = 0; round < 2; round++) {
-        for (int i = 0; i < SCENES; i++) {
-            enum cp_code code = call(w, rank, &w->scenes[i], CP_OP_ATTENTION);
-            if (code == CP_OK) {
-                code = call(w, rank, &w->scenes[i], CP_OP_ATTENTION_BACKWARD);
-            }
-            CHECK_EQ_I64(code, CP_OK);
-            if (code != CP_OK) {
-                (void)fprintf(stderr, "rank %d: %s\n", rank, cp_last_error()->text);
-                return;
-            }
-        }
-    }
-}
-
-static void play_world(int ring, int ulysses, bool is_two_sided, int32_t variant,
-                       int isa)
-{
-    struct world w;
-    uint64_t seed = test_seed + (uint64_t)(ring * 64 + ulysses);
-    world_open(&w, ring, ulysses, is_two_sided, variant, isa);
-    for (int i = 0; i < SCENES; i++) {
-        do { /* the context has one variant */
-            scene_create(&w.scenes[i], seed++, ring, ulysses);
-            if (w.scenes[i].variant == variant) {
-                break;
-            }
-            scene_destroy(&w.scenes[i]);
-        } while (true);
-        scene_poison(&w.scenes[i], CP_OP_ATTENTION);
-        scene_poison(&w.scenes[i], CP_OP_ATTENTION_BACKWARD);
-    }
-    ranks_as_threads(w.size, play, &w);
-    for (int i = 0; i < SCENES; i++) {
-        char text[400];
-        scene_print(&w.scenes[i], text, sizeof text);
-        TEST_CONTEXT("%s: %.200s", is_two_sided ? "two-sided" : "windows", text);
-        CHECK(scene_judge(&w.scenes[i], CP_OP_ATTENTION));
-        CHECK(scene_judge(&w.scenes[i], CP_OP_ATTENTION_BACKWARD));
-        scene_destroy(&w.scenes[i]);
-    }
-    world_close(&w);
-}
+static const struct world_transport *const transports[] = {&windows, &two_sided};
 
 static const int shapes[][2] = {{2, 1}, {1, 2}, {3, 1}, {1, 3}, {2, 2}, {3, 2}, {2, 3}};
 
-static void play_all(bool is_two_sided, int isa)
+static void play_all(const struct world_transport *transport, int limit)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        play_world(shapes[i][0], shapes[i][1], is_two_sided, CP_ANYTHING, isa);
-        play_world(shapes[i][0], shapes[i][1], is_two_sided, CP_EVEN, isa);
+        world_play(shapes[i][0], shapes[i][1], transport, CP_ANYTHING, limit, NULL);
+        world_play(shapes[i][0], shapes[i][1], transport, CP_EVEN, limit, NULL);
     }
 }
 
 TEST(thread_ranks_on_windows)
 {
-    play_all(false, 0);
+    play_all(&windows, 0);
 }
 
 TEST(thread_ranks_on_the_two_sided_double)
 {
-    play_all(true, 0);
+    play_all(&two_sided, 0);
 }
 
 TEST(thread_ranks_with_the_best_kernel)
 {
-    play_all(false, cp_kernel_cpu_best());
+    play_all(&windows, cp_kernel_cpu_best());
 }
 
 /* ---- disagreement ---- */
@@ -256,15 +191,16 @@ static void quarrel(int rank, void *arg)
         q->codes[odd][rank] = cp_context_begin(context, &record, NULL);
         q->named[odd][rank] = cp_last_error()->rank;
         q->is_own[odd][rank] = cp_context_error_is_own(context);
-        CHECK_EQ_I64(call(&q->w, rank, scene, CP_OP_ATTENTION), CP_OK);
+        CHECK_EQ_I64(world_call(&q->w, rank, scene, CP_OP_ATTENTION), CP_OK);
     }
 }
 
-static void quarrel_world(int ring, int ulysses, bool is_two_sided)
+static void quarrel_world(int ring, int ulysses,
+                          const struct world_transport *transport)
 {
     static struct quarrel q;
     memset(&q, 0, sizeof q);
-    world_open(&q.w, ring, ulysses, is_two_sided, CP_EVEN, 0);
+    world_open(&q.w, ring, ulysses, transport, CP_EVEN, 0);
     uint64_t seed = test_seed;
     do {
         scene_destroy(&q.w.scenes[0]);
@@ -292,11 +228,11 @@ static void quarrel_world(int ring, int ulysses, bool is_two_sided)
 
 TEST(thread_ranks_that_disagree_get_the_same_error_and_go_on)
 {
-    for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
-        quarrel_world(2, 1, is_two_sided != 0);
-        quarrel_world(3, 1, is_two_sided != 0);
-        quarrel_world(1, 3, is_two_sided != 0);
-        quarrel_world(3, 2, is_two_sided != 0);
+    for (int t = 0; t < 2; t++) {
+        quarrel_world(2, 1, transports[t]);
+        quarrel_world(3, 1, transports[t]);
+        quarrel_world(1, 3, transports[t]);
+        quarrel_world(3, 2, transports[t]);
     }
 }
 
@@ -319,7 +255,7 @@ static void begin_gather(struct world *w, int rank, int round,
     CHECK_STR_HAS(cp_last_error()->text, error.text);
     CHECK_EQ_I64(cp_context_error_is_own(context), odd % w->size == rank);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_ERR_INTERNAL);
-    CHECK_EQ_I64(cp_context_execute(context, none), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_context_execute(context, none, NULL), CP_ERR_INTERNAL);
     CHECK_EQ_I64(cp_context_check(context), CP_OK);
     CHECK_EQ_I64(cp_context_begin(context, record, plan), CP_OK);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_OK);
@@ -362,7 +298,7 @@ static void gather(int rank, void *arg)
             cp_view_compact(share, CP_DTYPE_INT32, 3, sizes[rank], 1, 2);
         tensors[CP_TENSOR_WHOLE] = cp_view_compact(whole, CP_DTYPE_INT32, 3, all, 1, 2);
         memset(whole, 0xff, sizeof whole);
-        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
         for (int64_t o = 0; o < 3; o++) {
             for (int64_t i = 0; i < all * 2; i++) {
                 CHECK_EQ_I64(whole[o * all * 2 + i], round * 10000 + o * 1000 + i);
@@ -374,10 +310,9 @@ static void gather(int rank, void *arg)
 TEST(thread_ranks_gather_any_sizes)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+        for (int t = 0; t < 2; t++) {
             struct world w;
-            world_open(&w, shapes[i][0], shapes[i][1], is_two_sided != 0, CP_ANYTHING,
-                       0);
+            world_open(&w, shapes[i][0], shapes[i][1], transports[t], CP_ANYTHING, 0);
             ranks_as_threads(w.size, gather, &w);
             world_close(&w);
         }
@@ -426,7 +361,7 @@ static void reduce_scatter_round(struct world *w, int rank, int round,
         cp_view_compact(is_half ? (void *)half[0] : given, dtype, OUTER, all, 1, INNER);
     tensors[CP_TENSOR_SHARE] =
         cp_view_compact(is_half ? (void *)half[1] : got, dtype, OUTER, rows, 1, INNER);
-    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
+    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
     for (int64_t o = 0; o < OUTER; o++) {
         for (int64_t i = 0; i < rows * INNER; i++) {
             float want = 0.0F;
@@ -452,10 +387,9 @@ static void reduce_scatter(int rank, void *arg)
 TEST(thread_ranks_add_up_and_cut_any_sizes)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+        for (int t = 0; t < 2; t++) {
             struct world w;
-            world_open(&w, shapes[i][0], shapes[i][1], is_two_sided != 0, CP_ANYTHING,
-                       0);
+            world_open(&w, shapes[i][0], shapes[i][1], transports[t], CP_ANYTHING, 0);
             ranks_as_threads(w.size, reduce_scatter, &w);
             world_close(&w);
         }
@@ -468,15 +402,15 @@ static void steady(int rank, void *arg)
 {
     struct world *w = arg;
     for (int round = 0; round < 8; round++) {
-        CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+        CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
     }
 }
 
 TEST(thread_ranks_in_steady_state_allocate_nothing)
 {
-    for (int is_two_sided = 0; is_two_sided < 2; is_two_sided++) {
+    for (int t = 0; t < 2; t++) {
         struct world w;
-        world_open(&w, 3, 1, is_two_sided != 0, CP_EVEN, 0);
+        world_open(&w, 3, 1, transports[t], CP_EVEN, 0);
         uint64_t seed = test_seed;
         do {
             scene_destroy(&w.scenes[0]);
@@ -488,9 +422,10 @@ TEST(thread_ranks_in_steady_state_allocate_nothing)
         int64_t before = cp_mem_stats().allocations;
         struct cp_context_memory held = cp_context_memory(w.context[0]);
         CHECK(held.workspace_bytes > 0);
-        CHECK_EQ_I64(held.window_bytes > 0, is_two_sided == 0);
+        CHECK_EQ_I64(held.window_bytes > 0, transports[t] == &windows);
         ranks_as_threads(w.size, steady, &w);
-        if (!is_two_sided) { /* the double keeps its messages in blocks of its own */
+        if (transports[t] ==
+            &windows) { /* the double keeps its messages in blocks of its own */
             CHECK_EQ_I64(cp_mem_stats().allocations, before);
         }
         struct cp_context_memory still = cp_context_memory(w.context[0]);
@@ -514,7 +449,7 @@ static void abandon(int rank, void *arg)
         cp_context_abandon(w->context[rank]);
     } else {
         enum cp_code code =
-            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank]);
+            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank], NULL);
         CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
         CHECK_STR_HAS(cp_last_error()->text, "no room for the output");
     }
@@ -526,7 +461,7 @@ static void abandon(int rank, void *arg)
 TEST(thread_ranks_learn_of_a_call_given_up)
 {
     struct world w;
-    world_open(&w, 3, 1, false, CP_EVEN, 0);
+    world_open(&w, 3, 1, &windows, CP_EVEN, 0);
     uint64_t seed = test_seed;
     do {
         scene_destroy(&w.scenes[0]);
@@ -655,7 +590,7 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     sound_kernel = entry->kernel;
     entry->kernel = &broken_kernel;
     context->device = &broken_device;
-    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank]);
+    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank], NULL);
     entry->kernel = sound_kernel;
     context->device = cp_device_cpu();
     return code;
@@ -667,7 +602,7 @@ static void break_step(int rank, void *arg)
 {
     struct breakage *b = arg;
     if (b->op == CP_OP_ATTENTION_BACKWARD) {
-        CHECK_EQ_I64(call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION), CP_OK);
+        CHECK_EQ_I64(world_call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION), CP_OK);
     }
     steps_left = rank == b->odd ? b->step : -1;
     enum cp_code code = call_broken(&b->w, rank, b->op);
@@ -682,23 +617,23 @@ static void break_step(int rank, void *arg)
             CHECK_STR_HAS(cp_last_error()->text, "this step is broken");
             CHECK(cp_last_error()->rank == b->odd || (rank == b->odd && later == 0));
         }
-        code = call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION);
+        code = world_call(&b->w, rank, &b->w.scenes[0], CP_OP_ATTENTION);
     }
     CHECK(code == CP_OK || code == CP_ERR_COMM);
     b->is_through[rank] = code == CP_OK;
 }
 
 /* True where the odd rank has fewer steps, and the call goes through everywhere. */
-static bool break_world(struct breakage *b, int ring, int ulysses, bool is_two_sided)
+static bool break_world(struct breakage *b, int ring, int ulysses,
+                        const struct world_transport *transport)
 {
     struct scene scene = b->w.scenes[0];
-    world_open(&b->w, ring, ulysses, is_two_sided, scene.variant, 0);
+    world_open(&b->w, ring, ulysses, transport, scene.variant, 0);
     b->w.scenes[0] = scene;
     ranks_as_threads(ring * ulysses, break_step, b);
     for (int rank = 0; rank < ring * ulysses; rank++) {
         TEST_CONTEXT("%s, %dx%d, op %d, rank %d; broken is step %d of rank %d",
-                     is_two_sided ? "two-sided" : "windows", ring, ulysses, b->op, rank,
-                     b->step, b->odd);
+                     transport->name, ring, ulysses, b->op, rank, b->step, b->odd);
         CHECK_EQ_I64(b->is_through[rank], b->is_through[b->odd]);
     }
     world_close(&b->w);
@@ -717,7 +652,7 @@ TEST(thread_ranks_get_the_error_of_any_step_that_fails)
             b.op = run < 2 ? CP_OP_ATTENTION : CP_OP_ATTENTION_BACKWARD;
             b.odd = (i + run) % (shape[0] * shape[1]);
             b.step = 0;
-            while (!break_world(&b, shape[0], shape[1], run % 2 != 0)) {
+            while (!break_world(&b, shape[0], shape[1], transports[run % 2])) {
                 b.step += 1;
             }
             broken += b.step;
@@ -746,14 +681,15 @@ static void outgrow(int rank, void *arg)
     for (int attempt = 0; attempt < 2; attempt++) {
         struct cp_record record = {.call = {.op = CP_OP_AGREE}};
         context->comm->ops = rank == w->size - 1 ? &tight : sound;
-        CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_ERR_NO_MEMORY);
+        CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION),
+                     CP_ERR_NO_MEMORY);
         context->comm->ops = sound;
         CHECK_EQ_I64(cp_last_error()->rank, w->size - 1);
         CHECK_STR_HAS(cp_last_error()->text, "no room for ");
         CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);
         CHECK_EQ_I64(cp_context_begin(context, &record, NULL), CP_OK);
     }
-    CHECK_EQ_I64(call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+    CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
 }
 
 TEST(thread_ranks_agree_on_a_window_that_cannot_grow)
@@ -761,7 +697,7 @@ TEST(thread_ranks_agree_on_a_window_that_cannot_grow)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         struct world w;
         uint64_t seed = test_seed + i;
-        world_open(&w, shapes[i][0], shapes[i][1], false, CP_ANYTHING, 0);
+        world_open(&w, shapes[i][0], shapes[i][1], &windows, CP_ANYTHING, 0);
         do {
             scene_destroy(&w.scenes[0]);
             scene_create(&w.scenes[0], seed++, shapes[i][0], shapes[i][1]);
@@ -784,7 +720,7 @@ struct shortage {
 static void call_short(int rank, void *arg)
 {
     struct shortage *s = arg;
-    s->codes[rank] = call(&s->w, rank, &s->w.scenes[0], CP_OP_ATTENTION);
+    s->codes[rank] = world_call(&s->w, rank, &s->w.scenes[0], CP_OP_ATTENTION);
 }
 
 TEST(thread_ranks_agree_on_a_failed_allocation)
@@ -792,7 +728,7 @@ TEST(thread_ranks_agree_on_a_failed_allocation)
     static struct shortage s;
     int failures = 0;
     for (int64_t count = 0;; count++) {
-        world_open(&s.w, 3, 1, false, CP_EVEN, 0);
+        world_open(&s.w, 3, 1, &windows, CP_EVEN, 0);
         uint64_t seed = test_seed;
         do {
             scene_destroy(&s.w.scenes[0]);
@@ -825,7 +761,6 @@ TEST(tables_of_another_version_are_refused)
 {
     struct cp_context_config config = {
         .ring_degree = 1, .ulysses_degree = 1, .timeout = 1.0};
-    struct cp_gate gate = {0};
     struct cp_comm *comm = NULL;
     struct cp_context *context = NULL;
     REQUIRE(cp_comm_self_create(&comm) == CP_OK);
@@ -833,7 +768,8 @@ TEST(tables_of_another_version_are_refused)
     const struct cp_comm_ops *ops = comm->ops;
     older.abi--;
     comm->ops = &older;
-    CHECK_EQ_I64(cp_context_create(&config, &gate, comm, 0, &context), CP_ERR_INTERNAL);
+    struct cp_context_parts parts = {.comm = comm, .device = cp_device_cpu()};
+    CHECK_EQ_I64(cp_context_create(&config, &parts, &context), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "version 0 of its interface, not 1");
     CHECK(context == NULL);
     comm->ops = ops;
@@ -845,13 +781,13 @@ TEST(creation_survives_every_failed_allocation)
     int64_t live = cp_mem_stats().live_blocks;
     struct cp_context_config config = {
         .ring_degree = 1, .ulysses_degree = 1, .timeout = 1.0};
-    struct cp_gate gate = {0};
     for (int64_t count = 0;; count++) {
         struct cp_comm *comm = NULL;
         struct cp_context *context = NULL;
         CHECK_EQ_I64(cp_comm_self_create(&comm), CP_OK);
         cp_mem_fail_after(count);
-        enum cp_code code = cp_context_create(&config, &gate, comm, 0, &context);
+        struct cp_context_parts parts = {.comm = comm, .device = cp_device_cpu()};
+        enum cp_code code = cp_context_create(&config, &parts, &context);
         cp_mem_fail_after(-1);
         cp_context_destroy(&context);
         CHECK_EQ_I64(cp_mem_stats().live_blocks, live);

@@ -1,0 +1,205 @@
+/* Strided copies, conversions and sums: one thread a unit, an element or a few that lie
+ * side by side. Bound by memory; units are 16 bytes wide where alignment and strides
+ * allow it. */
+#include "cuda_api.h"
+#include "launch.h"
+#include "tensor/nest.h"
+#include "number.cuh"
+
+namespace
+{
+
+constexpr unsigned THREADS = 256;
+/* Positions of units are 32 bits wide, since 64-bit division is slow; longer moves are
+ * cut. */
+constexpr int64_t LONGEST = INT32_MAX;
+constexpr int64_t WIDEST_MOVE = 16; /* bytes */
+constexpr int64_t WIDEST = 4;       /* elements that are converted or added */
+
+/* N elements, as wide and as aligned as they are long. */
+template <class T, int N> struct alignas(sizeof(T) * N) unit {
+    T element[N];
+};
+
+/* Where unit number `at` lies on both sides. */
+__device__ inline void find(const cp_nest &nest, uint32_t at, char *&dst,
+                            const char *&src)
+{
+    dst = nest.dst;
+    src = nest.src;
+    for (int i = 0; i < nest.count; i++) {
+        uint32_t n = (uint32_t)nest.axis[i].n;
+        uint32_t along = i + 1 < nest.count ? at % n : at;
+        at /= n;
+        dst += along * nest.axis[i].dst;
+        src += along * nest.axis[i].src;
+    }
+}
+
+template <class Unit>
+__global__ void __launch_bounds__(THREADS) move_kernel(cp_nest nest, uint32_t count)
+{
+    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
+    if (at < count) {
+        char *dst;
+        const char *src;
+        find(nest, at, dst, src);
+        *(Unit *)dst = *(const Unit *)src;
+    }
+}
+
+template <class Dst, class Src, int N>
+__global__ void __launch_bounds__(THREADS) convert_kernel(cp_nest nest, uint32_t count)
+{
+    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
+    if (at < count) {
+        char *dst;
+        const char *src;
+        find(nest, at, dst, src);
+        unit<Src, N> from = *(const unit<Src, N> *)src;
+        unit<Dst, N> to;
+        for (int i = 0; i < N; i++) {
+            cp_narrow(cp_widen(from.element[i]), &to.element[i]);
+        }
+        *(unit<Dst, N> *)dst = to;
+    }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(THREADS) add_kernel(cp_nest nest, uint32_t count)
+{
+    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
+    if (at < count) {
+        char *dst;
+        const char *src;
+        find(nest, at, dst, src);
+        unit<T, N> from = *(const unit<T, N> *)src;
+        unit<T, N> to = *(unit<T, N> *)dst;
+        for (int i = 0; i < N; i++) {
+            to.element[i] += from.element[i];
+        }
+        *(unit<T, N> *)dst = to;
+    }
+}
+
+using nest_kernel = void (*)(cp_nest, uint32_t);
+
+enum cp_code launch(nest_kernel kernel, const cp_nest &nest, cp_stream *stream)
+{
+    int64_t count = cp_nest_count(&nest);
+    if (count > LONGEST) {
+        cp_nest halves[2];
+        cp_nest_halve(&nest, halves);
+        CP_TRY(launch(kernel, halves[0], stream));
+        return launch(kernel, halves[1], stream);
+    }
+    return cp_cuda_launch(kernel, (count + THREADS - 1) / THREADS, THREADS, stream,
+                          nest, (uint32_t)count);
+}
+
+enum cp_code move(const cp_nest &nest, cp_stream *stream)
+{
+    int64_t bytes = 0;
+    cp_nest by_byte = cp_nest_of_bytes(&nest);
+    if (by_byte.count == 1) {
+        return cp_cuda_check(
+            cudaMemcpyAsync(nest.dst, nest.src, (size_t)by_byte.axis[0].n,
+                            cudaMemcpyDeviceToDevice, (cudaStream_t)stream),
+            "cudaMemcpyAsync");
+    }
+    cp_nest wide = cp_nest_widen(&by_byte, WIDEST_MOVE, &bytes);
+    switch (bytes) {
+    case 16:
+        return launch(move_kernel<unit<uint64_t, 2>>, wide, stream);
+    case 8:
+        return launch(move_kernel<uint64_t>, wide, stream);
+    case 4:
+        return launch(move_kernel<uint32_t>, wide, stream);
+    case 2:
+        return launch(move_kernel<uint16_t>, wide, stream);
+    default:
+        return launch(move_kernel<uint8_t>, wide, stream);
+    }
+}
+
+template <class Dst, class Src>
+enum cp_code convert(const cp_nest &nest, cp_stream *stream)
+{
+    int64_t width = 0;
+    cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
+    return width == WIDEST ? launch(convert_kernel<Dst, Src, WIDEST>, wide, stream)
+                           : launch(convert_kernel<Dst, Src, 1>, nest, stream);
+}
+
+template <class T> enum cp_code add(const cp_nest &nest, cp_stream *stream)
+{
+    int64_t width = 0;
+    cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
+    return width == WIDEST ? launch(add_kernel<T, WIDEST>, wide, stream)
+                           : launch(add_kernel<T, 1>, nest, stream);
+}
+
+enum cp_code check_shapes(const cp_view *dst, const cp_view *src, const char *verb)
+{
+    for (int i = 0; i < CP_AXES; i++) {
+        if (dst->n[i] != src->n[i] || dst->n[i] < 0) {
+            return cp_fail(
+                CP_ERR_INTERNAL,
+                "%s between boxes of different lengths on axis %d: %lld and %lld", verb,
+                i, (long long)dst->n[i], (long long)src->n[i]);
+        }
+    }
+    return CP_OK;
+}
+
+enum cp_code check_alignment(const cp_nest &nest, const char *verb)
+{
+    return cp_nest_is_aligned(&nest)
+               ? CP_OK
+               : cp_fail(CP_ERR_INTERNAL,
+                         "%s of elements that are not aligned to their size", verb);
+}
+
+} // namespace
+
+enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
+                          struct cp_stream *stream)
+{
+    CP_TRY(check_shapes(dst, src, "copy"));
+    bool is_move = dst->dtype == src->dtype && cp_dtype_bytes(dst->dtype) > 0;
+    if (!is_move && !(cp_dtype_attends(dst->dtype) && cp_dtype_attends(src->dtype))) {
+        return cp_fail(CP_ERR_INTERNAL, "no conversion from %s to %s",
+                       cp_dtype_name(src->dtype), cp_dtype_name(dst->dtype));
+    }
+    if (cp_view_count(dst) == 0) {
+        return CP_OK;
+    }
+    cp_nest nest = cp_nest_init(dst, src);
+    if (is_move) {
+        return move(nest, stream);
+    }
+    CP_TRY(check_alignment(nest, "conversion"));
+    return cp_with_type(dst->dtype, [&](auto to) {
+        return cp_with_type(src->dtype, [&](auto from) {
+            return convert<decltype(to), decltype(from)>(nest, stream);
+        });
+    });
+}
+
+enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
+                         struct cp_stream *stream)
+{
+    CP_TRY(check_shapes(dst, src, "add"));
+    bool is_double = dst->dtype == CP_DTYPE_FLOAT64;
+    if (dst->dtype != src->dtype || (dst->dtype != CP_DTYPE_FLOAT32 && !is_double)) {
+        return cp_fail(CP_ERR_INTERNAL,
+                       "cannot add %s to %s; both must be float32 or both float64",
+                       cp_dtype_name(src->dtype), cp_dtype_name(dst->dtype));
+    }
+    if (cp_view_count(dst) == 0) {
+        return CP_OK;
+    }
+    cp_nest nest = cp_nest_init(dst, src);
+    CP_TRY(check_alignment(nest, "sum"));
+    return is_double ? add<double>(nest, stream) : add<float>(nest, stream);
+}

@@ -1,0 +1,234 @@
+/* The table of a CUDA device. Every entry works on its own device, whatever the
+ * thread's current one is, and leaves that as it was. */
+#include "device_cuda.h"
+
+#include "base/mem.h"
+#include "cuda_api.h"
+#include "cuda_check.h"
+
+struct cuda_device {
+    struct cp_device head; /* first, so that the table's argument is this */
+    int ordinal;
+    cudaStream_t lane[CP_DEVICE_LANES];
+    cudaEvent_t event[CP_DEVICE_EVENTS];
+};
+
+/* The number of the current device before an entry. */
+static enum cp_code enter(int ordinal, int *before)
+{
+    CP_TRY(cp_cuda_check(cudaGetDevice(before), "cudaGetDevice"));
+    return *before == ordinal ? CP_OK
+                              : cp_cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
+}
+
+/* `code` is what the entry did; its failure comes before one of going back. */
+static enum cp_code leave(int ordinal, int before, enum cp_code code)
+{
+    if (before == ordinal) {
+        return code;
+    }
+    cudaError_t error = cudaSetDevice(before);
+    return code != CP_OK ? code : cp_cuda_check(error, "cudaSetDevice");
+}
+
+static struct cuda_device *of(struct cp_device *device)
+{
+    return (struct cuda_device *)device;
+}
+
+static enum cp_code cuda_alloc(struct cp_device *device, size_t bytes, const char *what,
+                               void **out)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    void *data = NULL;
+    CP_TRY(enter(ordinal, &before));
+    /* 0 bytes are a block too. */
+    cudaError_t error = cudaMalloc(&data, bytes > 0 ? bytes : 1);
+    enum cp_code code = CP_OK;
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        code =
+            cp_fail(CP_ERR_NO_MEMORY, "no memory for %s: %zu bytes on CUDA device %d",
+                    what, bytes, ordinal);
+    } else {
+        code = cp_cuda_check(error, "cudaMalloc");
+    }
+    if (code == CP_OK) {
+        *out = data;
+    }
+    return leave(ordinal, before, code);
+}
+
+static void cuda_free(struct cp_device *device, void *address_of_pointer)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    void **data = address_of_pointer;
+    if (*data != NULL && enter(ordinal, &before) == CP_OK) {
+        (void)cp_cuda_check(cudaFree(*data), "cudaFree");
+        (void)leave(ordinal, before, CP_OK);
+    }
+    *data = NULL;
+}
+
+static enum cp_code cuda_copy(struct cp_device *device, const struct cp_view *dst,
+                              const struct cp_view *src, struct cp_stream *stream)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(enter(ordinal, &before));
+    return leave(ordinal, before, cp_cuda_copy(dst, src, stream));
+}
+
+static enum cp_code cuda_add(struct cp_device *device, const struct cp_view *dst,
+                             const struct cp_view *src, struct cp_stream *stream)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(enter(ordinal, &before));
+    return leave(ordinal, before, cp_cuda_add(dst, src, stream));
+}
+
+static enum cp_code cuda_zero(struct cp_device *device, void *data, size_t bytes,
+                              struct cp_stream *stream)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    if (bytes == 0) {
+        return CP_OK;
+    }
+    CP_TRY(enter(ordinal, &before));
+    cudaError_t error = cudaMemsetAsync(data, 0, bytes, (cudaStream_t)stream);
+    return leave(ordinal, before, cp_cuda_check(error, "cudaMemsetAsync"));
+}
+
+static struct cp_stream *cuda_lane(struct cp_device *device, int lane)
+{
+    return (struct cp_stream *)of(device)->lane[lane];
+}
+
+static enum cp_code cuda_record(struct cp_device *device, struct cp_stream *stream,
+                                int event)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(enter(ordinal, &before));
+    cudaError_t error = cudaEventRecord(of(device)->event[event], (cudaStream_t)stream);
+    return leave(ordinal, before, cp_cuda_check(error, "cudaEventRecord"));
+}
+
+/* An event that was never recorded makes nobody wait. */
+static enum cp_code cuda_await(struct cp_device *device, struct cp_stream *stream,
+                               int event)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(enter(ordinal, &before));
+    cudaError_t error =
+        cudaStreamWaitEvent((cudaStream_t)stream, of(device)->event[event], 0);
+    return leave(ordinal, before, cp_cuda_check(error, "cudaStreamWaitEvent"));
+}
+
+static const struct cp_device_ops cuda_ops = {
+    .name = "cuda",
+    .abi = CP_DEVICE_ABI,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .copy = cuda_copy,
+    .add = cuda_add,
+    .zero = cuda_zero,
+    .lane = cuda_lane,
+    .record = cuda_record,
+    .await = cuda_await,
+};
+
+static enum cp_code check_ordinal(int ordinal)
+{
+    int count = 0;
+    CP_TRY(cp_cuda_check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+    if (ordinal < 0 || ordinal >= count) {
+        return cp_fail(CP_ERR_VALUE,
+                       "CUDA device %d does not exist; this process sees %d, numbered "
+                       "from 0",
+                       ordinal, count);
+    }
+    return CP_OK;
+}
+
+/* Streams that do not synchronise with the default stream, and before others where the
+ * device must choose: what they carry is short and somebody waits for it. The lane that
+ * computes is given the caller's stream instead of its own. */
+static enum cp_code make_lanes(struct cuda_device *device)
+{
+    int least = 0, greatest = 0;
+    CP_TRY(cp_cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                         "cudaDeviceGetStreamPriorityRange"));
+    for (int lane = 0; lane < CP_DEVICE_LANES; lane++) {
+        CP_TRY(cp_cuda_check(cudaStreamCreateWithPriority(
+                                 &device->lane[lane], cudaStreamNonBlocking, greatest),
+                             "cudaStreamCreateWithPriority"));
+    }
+    return CP_OK;
+}
+
+static enum cp_code make_events(struct cuda_device *device)
+{
+    for (int event = 0; event < CP_DEVICE_EVENTS; event++) {
+        CP_TRY(cp_cuda_check(
+            cudaEventCreateWithFlags(&device->event[event], cudaEventDisableTiming),
+            "cudaEventCreateWithFlags"));
+    }
+    return CP_OK;
+}
+
+/* On its own device. What was not made is NULL. */
+static void release(struct cuda_device *device)
+{
+    for (int event = 0; event < CP_DEVICE_EVENTS; event++) {
+        if (device->event[event] != NULL) {
+            (void)cudaEventDestroy(device->event[event]);
+        }
+    }
+    for (int lane = 0; lane < CP_DEVICE_LANES; lane++) {
+        if (device->lane[lane] != NULL) {
+            (void)cudaStreamDestroy(device->lane[lane]);
+        }
+    }
+    (void)cudaGetLastError();
+}
+
+enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out)
+{
+    int before = ordinal;
+    void *block = NULL;
+    CP_TRY(check_ordinal(ordinal));
+    CP_TRY(enter(ordinal, &before));
+    enum cp_code code =
+        cp_mem_create(sizeof(struct cuda_device), "a CUDA device", &block);
+    struct cuda_device *device = block;
+    if (code == CP_OK) {
+        device->head.ops = &cuda_ops;
+        device->ordinal = ordinal;
+        code = make_lanes(device);
+    }
+    if (code == CP_OK) {
+        code = make_events(device);
+    }
+    code = leave(ordinal, before, code);
+    if (code != CP_OK) {
+        struct cp_device *half = device != NULL ? &device->head : NULL;
+        cp_device_cuda_destroy(&half);
+        return code;
+    }
+    *out = &device->head;
+    return CP_OK;
+}
+
+void cp_device_cuda_destroy(struct cp_device **device)
+{
+    if (*device == NULL) {
+        return;
+    }
+    struct cuda_device *mine = of(*device);
+    int before = mine->ordinal;
+    if (enter(mine->ordinal, &before) == CP_OK) {
+        release(mine);
+        (void)leave(mine->ordinal, before, CP_OK);
+    }
+    cp_mem_destroy(&mine);
+    *device = NULL;
+}

@@ -1,0 +1,14 @@
+/* One CUDA device as a table: memory, strided copies, lanes as streams, order as
+ * events. */
+#ifndef CP_CUDA_DEVICE_CUDA_H
+#define CP_CUDA_DEVICE_CUDA_H
+
+#include "device/device.h"
+
+/* The device with that number, with streams and events of its own. The current device
+ * of the calling thread stays what it is, here and in all entries of the table. */
+CP_NODISCARD enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out);
+/* Accepts NULL, leaves NULL. Waits for nothing: what has been enqueued still runs. */
+void cp_device_cuda_destroy(struct cp_device **device);
+
+#endif

@@ -1,0 +1,75 @@
+/* The table of the plain CUDA kernel, and the choice among kernels. */
+#include "kernel_cuda.h"
+
+#include "cuda_api.h"
+#include "cuda_check.h"
+
+enum {
+    MAX_DIM = 65536
+}; /* as the generic kernel of the CPU; every size stays within int64_t */
+
+static bool is_available(void)
+{
+    int count = 0;
+    bool has_device = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+    (void)cudaGetLastError();
+    return has_device;
+}
+
+static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
+                             struct cp_format *out)
+{
+    if (!cp_dtype_attends(dtype)) {
+        return cp_fail(CP_ERR_UNSUPPORTED, "the plain CUDA kernel cannot attend in %s",
+                       cp_dtype_name(dtype));
+    }
+    if (head_dim < 1 || head_dim > MAX_DIM || value_dim < 1 || value_dim > MAX_DIM) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "the plain CUDA kernel takes head dims from 1 to %d, not %lld "
+                       "(q, k) and %lld (v)",
+                       MAX_DIM, (long long)head_dim, (long long)value_dim);
+    }
+    int64_t bytes = cp_dtype_bytes(dtype);
+    int64_t sum_bytes = cp_dtype_bytes(cp_dtype_sum(dtype));
+    *out = (struct cp_format){
+        .id = CP_FORMAT_CUDA_PLAIN + (uint32_t)dtype,
+        .k = {.row_align = 1, .row_bytes = head_dim * bytes},
+        .v = {.row_align = 1, .row_bytes = value_dim * bytes},
+        .state = {.row_align = 1, .row_bytes = (value_dim + 2) * sum_bytes},
+    };
+    return CP_OK;
+}
+
+/* Panels of plain rows are a tensor whose rows lie side by side. */
+static enum cp_code pack(const struct cp_view *dst, const struct cp_view *src,
+                         struct cp_stream *stream)
+{
+    struct cp_view rows = *dst;
+    rows.dtype = src->dtype;
+    rows.stride[3] = cp_dtype_bytes(src->dtype);
+    rows.stride[1] = src->n[3] * rows.stride[3];
+    return cp_cuda_copy(&rows, src, stream);
+}
+
+const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
+    .name = "cuda_plain",
+    .abi = CP_KERNEL_ABI,
+    .is_available = is_available,
+    .describe = describe,
+    .pack_k = pack,
+    .pack_v = pack,
+    .attend = cp_cuda_attend,
+    .finish = cp_cuda_finish,
+    .delta = cp_cuda_delta,
+    .grad = cp_cuda_grad,
+};
+
+enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype, int64_t head_dim,
+                                   int64_t value_dim, const struct cp_kernel_ops **out,
+                                   struct cp_format *format)
+{
+    (void)limit; /* there is one kernel */
+    CP_TRY(describe(dtype, head_dim, value_dim, format));
+    *out = &cp_kernel_cuda_plain_ops;
+    return CP_OK;
+}

@@ -1,0 +1,410 @@
+/* Looks after outstanding batches; aborts, finalizes, frees. */
+#include "nccl_watcher.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/watch_report.h"
+#include "cuda_check.h"
+
+static const int64_t look_ns = 50000000;
+/* For sound work to end when the communicator closes. */
+static const int64_t drain_ns = 1000000000;
+/* For NCCL to return from an abort. */
+static const int64_t abort_ns = 1000000000;
+
+static struct timespec timespec_of(int64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000),
+                             .tv_nsec = (long)(ns % 1000000000)};
+}
+
+static void lock(struct cp_nccl_watcher *watcher)
+{
+    (void)pthread_mutex_lock(&watcher->mutex);
+}
+
+static void unlock(struct cp_nccl_watcher *watcher)
+{
+    (void)pthread_mutex_unlock(&watcher->mutex);
+}
+
+static void pause_a_moment(void)
+{
+    struct timespec moment = timespec_of(200000);
+    (void)nanosleep(&moment, NULL);
+}
+
+/* Without touching the thread's last error. */
+static bool is_poisoned(const struct cp_watch *watch)
+{
+    /* acquire: pairs with the release in cp_watch_poison. */
+    return atomic_load_explicit(&watch->poison->state, memory_order_acquire) !=
+           CP_POISON_NONE;
+}
+
+/* ---- looking; the mutex is held ---- */
+
+/* "rank 2", "ranks 1, 3": the peers of a batch; what does not fit is cut. */
+static void name_peers(const struct cp_nccl_watcher *watcher,
+                       const struct cp_nccl_batch *batch, char *text, size_t size)
+{
+    int count = 0;
+    size_t used = 0;
+    char list[240] = "";
+    for (int rank = 0; rank < watcher->batches->world; rank++) {
+        if (rank == watcher->rank || !batch->has_peer[rank] || used >= sizeof list) {
+            continue;
+        }
+        int added = snprintf(list + used, sizeof list - used, "%s%d",
+                             count > 0 ? ", " : "", rank);
+        used += added > 0 ? (size_t)added : 0;
+        count += 1;
+    }
+    if (count == 0) {
+        (void)snprintf(text, size, "its own device");
+        return;
+    }
+    (void)snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
+}
+
+/* "attention, call 7" */
+static void name_call(const struct cp_nccl_batch *batch, char *text, size_t size)
+{
+    if (batch->call == 0) {
+        (void)snprintf(text, size, "an exchange");
+        return;
+    }
+    (void)snprintf(text, size, "%s, call %llu",
+                   cp_op_name((enum cp_op)(batch->call & 0xff)),
+                   (unsigned long long)(batch->call >> 8));
+}
+
+static enum cp_code fail_late(const struct cp_nccl_watcher *watcher,
+                              const struct cp_nccl_batch *batch)
+{
+    char peers[256], call[64], all[CP_STATUS_TEXT];
+    name_peers(watcher, batch, peers, sizeof peers);
+    name_call(batch, call, sizeof call);
+    cp_watch_report(watcher->watch, all, sizeof all);
+    return cp_fail_rank(CP_ERR_TIMEOUT, watcher->rank,
+                        "rank %d waited more than %.1f s for %s in %s (NCCL batch "
+                        "%llu)%s",
+                        watcher->rank, watcher->timeout, peers, call,
+                        (unsigned long long)watcher->watched, all);
+}
+
+static enum cp_code look_for_deaths(struct cp_nccl_watcher *watcher,
+                                    const struct cp_nccl_batch *batch, int64_t now_ns)
+{
+    struct cp_watch *watch = watcher->watch;
+    int dead = -1;
+    for (int rank = 0; rank < watch->world && dead < 0; rank++) {
+        if (rank != watch->rank && batch->has_peer[rank] &&
+            watch->is_dead(watch->peers, rank)) {
+            dead = rank;
+        }
+    }
+    if (dead < 0) {
+        return CP_OK;
+    }
+    if (watcher->dead_ns == 0) {
+        watcher->dead_ns = now_ns;
+    }
+    if (now_ns - watcher->dead_ns < CP_NCCL_DEAD_NS) {
+        return CP_OK;
+    }
+    char call[64];
+    name_call(batch, call, sizeof call);
+    return cp_fail_rank(CP_ERR_COMM, dead,
+                        "rank %d is gone (its process ended or it closed its context) "
+                        "while rank %d waited for it in %s (NCCL batch %llu)",
+                        dead, watch->rank, call, (unsigned long long)watcher->watched);
+}
+
+/* Batches run in order, so only the oldest can be at fault. Its time begins where the
+ * device comes to it: before that it waits for the device's own work. */
+static enum cp_code look_at_oldest(struct cp_nccl_watcher *watcher)
+{
+    const struct cp_nccl_batch *batch = cp_nccl_batches_oldest(watcher->batches);
+    int64_t now_ns = cp_now_ns();
+    if (watcher->watched != watcher->batches->ended + 1) {
+        watcher->watched = watcher->batches->ended + 1;
+        watcher->begun_ns = 0;
+        watcher->dead_ns = 0;
+    }
+    if (watcher->begun_ns == 0) {
+        enum cp_code code = cp_nccl_event_query(batch->begin);
+        if (code != CP_OK) {
+            return code == CP_AGAIN ? CP_OK : code;
+        }
+        watcher->begun_ns = now_ns;
+    }
+    CP_TRY(look_for_deaths(watcher, batch, now_ns));
+    return (double)(now_ns - watcher->begun_ns) * 1e-9 > watcher->timeout
+               ? fail_late(watcher, batch)
+               : CP_OK;
+}
+
+static enum cp_code look_for_async_error(const struct cp_nccl_watcher *watcher)
+{
+    ncclResult_t state = ncclSuccess;
+    ncclResult_t result = watcher->nccl->comm_get_async_error(watcher->handle, &state);
+    result = result == ncclSuccess ? state : result;
+    if (result == ncclSuccess || result == ncclInProgress) {
+        return CP_OK;
+    }
+    return cp_nccl_fail(watcher->nccl, watcher->handle, result, watcher->rank,
+                        "finish a batch");
+}
+
+/* What is there wins: batches that have ended have ended well. */
+static enum cp_code look(struct cp_nccl_watcher *watcher)
+{
+    CP_TRY(cp_nccl_batches_reap(watcher->batches));
+    if (cp_nccl_batches_oldest(watcher->batches) == NULL) {
+        return CP_OK;
+    }
+    CP_TRY(cp_watch_check(watcher->watch));
+    CP_TRY(look_for_async_error(watcher));
+    return look_at_oldest(watcher);
+}
+
+static void look_and_judge(struct cp_nccl_watcher *watcher)
+{
+    if (look(watcher) != CP_OK) {
+        struct cp_status reason = *cp_last_error();
+        reason.rank = reason.rank < 0 ? watcher->rank : reason.rank;
+        cp_watch_poison(watcher->watch, &reason);
+        watcher->is_broken = true;
+    }
+}
+
+/* ---- freeing; the thread alone ---- */
+
+/* The mutex is held, and given up meanwhile. */
+static void abort_all(struct cp_nccl_watcher *watcher)
+{
+    ncclComm_t handle = watcher->handle;
+    watcher->handle = NULL;
+    watcher->is_aborting = true;
+    unlock(watcher);
+    (void)watcher->nccl->comm_abort(handle);
+    lock(watcher);
+    watcher->is_aborting = false;
+    (void)pthread_cond_broadcast(&watcher->changed);
+}
+
+/* Have all batches ended, before `until_ns`? */
+static bool drain(struct cp_nccl_watcher *watcher, int64_t until_ns)
+{
+    for (;;) {
+        if (cp_nccl_batches_reap(watcher->batches) != CP_OK) {
+            return false;
+        }
+        if (cp_nccl_batches_oldest(watcher->batches) == NULL) {
+            return true;
+        }
+        if (cp_now_ns() >= until_ns) {
+            return false;
+        }
+        pause_a_moment();
+    }
+}
+
+/* Has NCCL flushed what it still holds for its peers, before `until_ns`? */
+static bool finalize(const struct cp_nccl *nccl, ncclComm_t handle, int64_t until_ns)
+{
+    ncclResult_t state = nccl->comm_finalize(handle);
+    while (state == ncclInProgress && cp_now_ns() < until_ns) {
+        pause_a_moment();
+        if (nccl->comm_get_async_error(handle, &state) != ncclSuccess) {
+            return false;
+        }
+    }
+    return state == ncclSuccess;
+}
+
+/* At the end, without the mutex: nobody else uses the communicator any more. */
+static void free_handle(struct cp_nccl_watcher *watcher, ncclComm_t handle,
+                        bool is_sound)
+{
+    int64_t until_ns = cp_now_ns() + drain_ns;
+    if (is_sound && drain(watcher, until_ns) &&
+        finalize(watcher->nccl, handle, until_ns)) {
+        (void)watcher->nccl->comm_destroy(handle);
+    } else {
+        (void)watcher->nccl->comm_abort(handle);
+    }
+}
+
+static void free_memory(struct cp_nccl_watcher *watcher)
+{
+    (void)pthread_cond_destroy(&watcher->changed);
+    (void)pthread_cond_destroy(&watcher->wake);
+    (void)pthread_mutex_destroy(&watcher->mutex);
+    cp_nccl_batches_destroy(&watcher->batches);
+    cp_mem_destroy(&watcher);
+}
+
+static void wait_for_work(struct cp_nccl_watcher *watcher)
+{
+    bool has_work =
+        watcher->handle != NULL && cp_nccl_batches_oldest(watcher->batches) != NULL;
+    if (has_work) {
+        struct timespec until = timespec_of(cp_now_ns() + look_ns);
+        (void)pthread_cond_timedwait(&watcher->wake, &watcher->mutex, &until);
+    } else {
+        (void)pthread_cond_wait(&watcher->wake, &watcher->mutex);
+    }
+}
+
+static void *run(void *arg)
+{
+    struct cp_nccl_watcher *watcher = arg;
+    /* Otherwise the first call of the runtime would set up device 0 for this thread. */
+    (void)cudaSetDevice(watcher->device);
+    lock(watcher);
+    while (!watcher->is_closing) {
+        if (watcher->is_broken && watcher->handle != NULL) {
+            abort_all(watcher);
+            continue;
+        }
+        wait_for_work(watcher);
+        if (!watcher->is_closing && !watcher->is_broken && watcher->handle != NULL) {
+            look_and_judge(watcher);
+        }
+    }
+    ncclComm_t handle = watcher->handle;
+    bool is_sound = !watcher->is_broken;
+    watcher->handle = NULL;
+    unlock(watcher);
+    if (handle != NULL) {
+        free_handle(watcher, handle, is_sound);
+    }
+    lock(watcher);
+    watcher->has_ended = true;
+    bool is_parked = watcher->is_parked;
+    (void)pthread_cond_broadcast(&watcher->changed);
+    unlock(watcher);
+    if (is_parked) {
+        free_memory(watcher);
+    }
+    return NULL;
+}
+
+/* ---- the caller's side ---- */
+
+static enum cp_code fail_thread(const struct cp_watch *watch, int error)
+{
+    char reason[64];
+    return cp_fail_rank(CP_ERR_RUNTIME, watch->rank,
+                        "rank %d cannot start a thread for NCCL: %s", watch->rank,
+                        strerror_r(error, reason, sizeof reason));
+}
+
+static int start(struct cp_nccl_watcher *watcher)
+{
+    sigset_t all, before;
+    pthread_condattr_t clock;
+    (void)pthread_mutex_init(&watcher->mutex, NULL);
+    (void)pthread_condattr_init(&clock);
+    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of cp_now_ns */
+    (void)pthread_cond_init(&watcher->wake, &clock);
+    (void)pthread_cond_init(&watcher->changed, &clock);
+    (void)pthread_condattr_destroy(&clock);
+    /* Signals are for the program's own threads. */
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&watcher->thread, NULL, run, watcher);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl, struct cp_watch *watch,
+                                    int device, double timeout,
+                                    struct cp_nccl_watcher **out)
+{
+    void *block = NULL;
+    CP_TRY(cp_mem_create(sizeof(struct cp_nccl_watcher), "a communicator", &block));
+    struct cp_nccl_watcher *watcher = block;
+    watcher->nccl = nccl;
+    watcher->watch = watch;
+    watcher->rank = watch->rank;
+    watcher->device = device;
+    watcher->timeout = timeout;
+    watcher->owner_pid = getpid();
+    enum cp_code code = cp_nccl_batches_create(watch->world, &watcher->batches);
+    if (code != CP_OK) {
+        cp_mem_destroy(&watcher);
+        return code;
+    }
+    int error = start(watcher);
+    if (error != 0) {
+        free_memory(watcher);
+        return fail_thread(watch, error);
+    }
+    *out = watcher;
+    return CP_OK;
+}
+
+void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher)
+{
+    /* While there were others it looks now and then by itself. */
+    if (watcher->batches->posted == watcher->batches->ended + 1) {
+        (void)pthread_cond_signal(&watcher->wake);
+    }
+}
+
+void cp_nccl_watcher_break(struct cp_nccl_watcher *watcher)
+{
+    struct timespec until = timespec_of(cp_now_ns() + abort_ns);
+    int error = 0;
+    lock(watcher);
+    watcher->is_broken = true;
+    (void)pthread_cond_signal(&watcher->wake);
+    while ((watcher->handle != NULL || watcher->is_aborting) && error == 0) {
+        error = pthread_cond_timedwait(&watcher->changed, &watcher->mutex, &until);
+    }
+    unlock(watcher);
+}
+
+void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher)
+{
+    struct cp_nccl_watcher *w = *watcher;
+    int error = 0;
+    *watcher = NULL;
+    if (w == NULL) {
+        return;
+    }
+    if (w->owner_pid != getpid()) {
+        /* The thread is not here, and whoever held the mutex never lets it go. */
+        cp_nccl_batches_forget(&w->batches);
+        cp_mem_destroy(&w);
+        return;
+    }
+    struct timespec until = timespec_of(cp_now_ns() + drain_ns + abort_ns);
+    lock(w);
+    w->is_closing = true;
+    w->is_broken = w->is_broken || is_poisoned(w->watch);
+    (void)pthread_cond_signal(&w->wake);
+    while (!w->has_ended && error == 0) {
+        error = pthread_cond_timedwait(&w->changed, &w->mutex, &until);
+    }
+    /* Parked, it may be freed as soon as the mutex is. */
+    pthread_t thread = w->thread;
+    bool is_parked = !w->has_ended;
+    w->is_parked = is_parked;
+    unlock(w);
+    if (is_parked) {
+        (void)pthread_detach(thread);
+        return;
+    }
+    (void)pthread_join(thread, NULL);
+    free_memory(w);
+}

@@ -1,0 +1,168 @@
+/* Scores of one row against a block of rows: what attend and grad of the plain kernel
+ * share.
+ *
+ * A thread has one row a; the rows b of a block are the same for all threads of a warp
+ * that belong to the same head, so that they come from the cache as one broadcast. */
+#ifndef CP_CUDA_SCORE_CUH
+#define CP_CUDA_SCORE_CUH
+
+#include "kernel/kernel.h"
+#include "launch.h"
+#include "number.cuh"
+
+enum {
+    CP_SCORE_BLOCK = 16, /* rows whose scores exist at a time; also the terms of one
+                            partial sum over rows */
+    CP_SCORE_CHUNK = 16, /* terms of one partial dot product */
+    CP_SCORE_THREADS = 128,
+};
+
+/* Rows in memory, strides in bytes. */
+struct cp_rows {
+    const char *data;
+    int64_t row, element;
+};
+
+__device__ inline cp_rows cp_rows_of(const cp_view &view, int64_t batch, int64_t first,
+                                     int64_t head)
+{
+    return cp_rows{view.data + batch * view.stride[0] + first * view.stride[1] +
+                       head * view.stride[2],
+                   view.stride[1], view.stride[3]};
+}
+
+/* The rows of a packed panel of `dim` numbers of T. */
+template <class T>
+__device__ inline cp_rows cp_rows_of_panel(const cp_view &panels, int64_t batch,
+                                           int64_t head, int64_t dim)
+{
+    return cp_rows{panels.data + batch * panels.stride[0] + head * panels.stride[2],
+                   dim * (int64_t)sizeof(T), (int64_t)sizeof(T)};
+}
+
+__device__ inline char *cp_address(const cp_view &view, int64_t batch, int64_t row,
+                                   int64_t head)
+{
+    return view.data + batch * view.stride[0] + row * view.stride[1] +
+           head * view.stride[2];
+}
+
+/* The row that a thread has, one of (batch, heads, rows), rows side by side. */
+struct cp_spot {
+    int64_t batch, head, row;
+};
+
+static inline int64_t cp_spot_blocks(int64_t batch, int64_t heads, int64_t rows)
+{
+    return batch * heads * ((rows + CP_SCORE_THREADS - 1) / CP_SCORE_THREADS);
+}
+
+/* False where the thread has none. */
+__device__ inline bool cp_spot_find(int64_t heads, int64_t rows, cp_spot *spot)
+{
+    int64_t blocks = (rows + CP_SCORE_THREADS - 1) / CP_SCORE_THREADS;
+    int64_t outer = blockIdx.x / blocks;
+    spot->row = (blockIdx.x - outer * blocks) * CP_SCORE_THREADS + threadIdx.x;
+    spot->head = outer % heads;
+    spot->batch = outer / heads;
+    return spot->row < rows;
+}
+
+/* Key and value head, counted in the k and v views, of a head of the q view. */
+__device__ inline int64_t cp_kv_head(const cp_place &place, int64_t head)
+{
+    return (place.head_first + head) / place.heads_per_kv - place.kv_head_first;
+}
+
+/* How many of the first `keys` keys a query can see. */
+__device__ inline int64_t cp_visible(const cp_place &place, int64_t query, int64_t keys)
+{
+    if (!place.is_causal) {
+        return keys;
+    }
+    int64_t seen = place.q_first + query + 1 - place.k_first;
+    return seen < 0 ? 0 : (seen < keys ? seen : keys);
+}
+
+/* to[i] = a . row i of b. Each sum is made of sums over CP_SCORE_CHUNK terms: sums of
+ * hundreds of numbers of either sign would lose another digit, which the backward pass,
+ * a difference of two of them, cannot spare. */
+template <class T, int COUNT>
+__device__ inline void cp_dots(const char *a, int64_t a_element, const cp_rows &b,
+                               int count, int64_t dim, cp_sum<T> (&to)[COUNT])
+{
+    using Sum = cp_sum<T>;
+    CP_CUDA_UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        to[i] = 0;
+    }
+    for (int64_t first = 0; first < dim; first += CP_SCORE_CHUNK) {
+        const char *row = b.data + first * b.element;
+        bool is_whole = dim - first >= CP_SCORE_CHUNK;
+        int n = is_whole ? (int)CP_SCORE_CHUNK : (int)(dim - first);
+        Sum x[CP_SCORE_CHUNK];
+        CP_CUDA_UNROLL
+        for (int j = 0; j < CP_SCORE_CHUNK; j++) {
+            x[j] = j < n ? cp_load<T>(a + (first + j) * a_element) : (Sum)0;
+        }
+        CP_CUDA_UNROLL
+        for (int i = 0; i < COUNT; i++, row += b.row) {
+            if (i < count) {
+                Sum part = 0;
+                CP_CUDA_UNROLL
+                for (int j = 0; j < CP_SCORE_CHUNK; j++) {
+                    if (j < n) {
+                        part += x[j] * cp_load<T>(row + j * b.element);
+                    }
+                }
+                to[i] += part;
+            }
+        }
+    }
+}
+
+/* The mask of one batch and head; data NULL where there is none. */
+struct cp_mask_plane {
+    const char *data;
+    int64_t row,
+        key; /* strides in bytes, 0 along an axis that the mask does not have */
+    enum cp_dtype dtype;
+};
+
+__device__ inline cp_mask_plane cp_mask_of(const cp_view &mask, int64_t batch,
+                                           int64_t head)
+{
+    cp_mask_plane plane = {mask.data, 0, 0, mask.dtype};
+    if (mask.data != nullptr) {
+        plane.data += mask.n[0] > 1 ? batch * mask.stride[0] : 0;
+        plane.data += mask.n[1] > 1 ? head * mask.stride[1] : 0;
+        plane.row = mask.n[2] > 1 ? mask.stride[2] : 0;
+        plane.key = mask.n[3] > 1 ? mask.stride[3] : 0;
+    }
+    return plane;
+}
+
+/* scale * dot + mask; -inf in the mask wins over whatever the product is. */
+template <class T>
+__device__ inline cp_sum<T> cp_score(cp_sum<T> dot, double scale,
+                                     const cp_mask_plane &mask, int64_t row,
+                                     int64_t key)
+{
+    using Sum = cp_sum<T>;
+    Sum score = dot * (Sum)scale;
+    if (mask.data == nullptr) {
+        return score;
+    }
+    const char *at = mask.data + row * mask.row + key * mask.key;
+    Sum add;
+    if (mask.dtype == CP_DTYPE_BOOL) {
+        add = *at != 0 ? (Sum)0 : -cp_infinity<Sum>();
+    } else if (mask.dtype == CP_DTYPE_FLOAT32) {
+        add = (Sum)cp_load<float>(at);
+    } else {
+        add = cp_load<T>(at);
+    }
+    return add == -cp_infinity<Sum>() ? add : score + add;
+}
+
+#endif

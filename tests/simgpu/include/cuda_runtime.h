@@ -1,0 +1,152 @@
+/* A stand-in for the part of the CUDA runtime that cuda/ uses, run by the host: the same
+ * names, the same rules, made harsh. What holds, and what is checked, is in ../simgpu.h;
+ * kernels and their launch are in simgpu_kernel.h. */
+#ifndef SIMGPU_CUDA_RUNTIME_H
+#define SIMGPU_CUDA_RUNTIME_H
+
+#include <stddef.h>
+
+#define CUDART_VERSION 13000
+#define CUDART_CB
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The official values. */
+#define SIMGPU_ERRORS(X)                                                               \
+    X(cudaSuccess, 0, "no error")                                                      \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                    \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                   \
+    X(cudaErrorInitializationError, 3, "initialization error")                         \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")              \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")        \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                    \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                           \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                  \
+    X(cudaErrorNotReady, 600, "device not ready")                                      \
+    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")        \
+    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                       \
+    X(cudaErrorNotSupported, 801, "operation not supported")                           \
+    X(cudaErrorUnknown, 999, "unknown error")
+
+typedef enum cudaError {
+#define SIMGPU_ERROR_ENUM(name, value, text) name = (value),
+    SIMGPU_ERRORS(SIMGPU_ERROR_ENUM)
+#undef SIMGPU_ERROR_ENUM
+} cudaError_t;
+
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+
+#define cudaStreamLegacy ((cudaStream_t)0x1)
+#define cudaStreamDefault 0x00
+#define cudaStreamNonBlocking 0x01
+#define cudaEventDefault 0x00
+#define cudaEventBlockingSync 0x01
+#define cudaEventDisableTiming 0x02
+#define cudaEventWaitDefault 0x00
+#define cudaHostAllocDefault 0x00
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost = 0,
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3,
+    cudaMemcpyDefault = 4
+};
+
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered = 0,
+    cudaMemoryTypeHost = 1,
+    cudaMemoryTypeDevice = 2,
+    cudaMemoryTypeManaged = 3
+};
+
+struct cudaPointerAttributes {
+    enum cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+
+typedef void (*cudaHostFn_t)(void *data);
+
+/* Devices and errors. */
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaGetDevice(int *ordinal);
+cudaError_t cudaSetDevice(int ordinal);
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute,
+                                   int ordinal);
+cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int ordinal);
+cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaPeekAtLastError(void);
+const char *cudaGetErrorName(cudaError_t error);
+const char *cudaGetErrorString(cudaError_t error);
+
+/* Memory. */
+cudaError_t cudaMalloc(void **out, size_t bytes);
+cudaError_t cudaFree(void *data);
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void *data, cudaStream_t stream);
+cudaError_t cudaMallocHost(void **out, size_t bytes);
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *data);
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out,
+                                     const void *data);
+cudaError_t cudaMemset(void *data, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes,
+                       enum cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes,
+                            enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src,
+                              size_t src_pitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind, cudaStream_t stream);
+
+/* Streams and events. */
+cudaError_t cudaStreamCreate(cudaStream_t *out);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags,
+                                         int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+cudaError_t cudaEventCreate(cudaEvent_t *out);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+
+/* Kernels. */
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute,
+                                 int value);
+
+#ifdef __cplusplus
+}
+#include "simgpu_kernel.h"
+#endif
+
+#endif

@@ -1,0 +1,122 @@
+/* What the files of the stand-in share. "Locked": with sim_lock held. */
+#ifndef SIM_H
+#define SIM_H
+
+#include <pthread.h>
+
+#include "sim_lock.h"
+#include "simgpu.h"
+
+/* An operation of a stream. */
+struct sim_op {
+    struct sim_op *next;
+    const char *name; /* "copy"; static */
+    /* Does it, unlocked, on the stream's thread. */
+    void (*run)(struct sim_op *op, cudaStream_t stream);
+    /* (optional) What it waits for at the moment, for reports; locked. */
+    void (*describe)(const struct sim_op *op, char *text, size_t bytes);
+    uint64_t number; /* in its stream, from 1 */
+};
+
+/* What a stream had been given at some time: reached when it has done that. */
+struct sim_mark {
+    struct sim_cond reached;
+    bool is_reached;
+    int references;
+};
+
+enum sim_magic {
+    SIM_STREAM = 0x73747265,
+    SIM_EVENT = 0x6576656e,
+    SIM_GONE = 0x676f6e65
+};
+
+struct CUstream_st {
+    uint32_t magic;
+    int device, number; /* of the device; in the order of creation, 0: default */
+    bool is_blocking, is_closing;
+    pthread_t thread;
+    uint64_t random;
+    struct sim_op *first, **last, *running;
+    uint64_t given, done; /* operations */
+    struct sim_cond work, progress;
+    char clock; /* its address carries what the stream has done to ThreadSanitizer */
+    struct CUstream_st *next;
+};
+
+struct CUevent_st {
+    uint32_t magic;
+    int device;
+    struct sim_mark *mark; /* NULL: never recorded */
+    struct CUevent_st *next;
+};
+
+/* sim_device.c */
+struct sim_settings {
+    uint64_t seed;
+    int most_delay_us, devices;
+    double patience;
+};
+extern struct sim_settings sim_settings;
+extern struct simgpu_stats sim_stats; /* locked */
+extern _Thread_local bool sim_in_host_function;
+
+/* Notes the calling thread's last error, and returns it. */
+cudaError_t sim_error(cudaError_t error);
+/* Every call begins with it: the error that the call is to fail with, if any. */
+cudaError_t sim_enter(const char *function);
+/* Calls that waited or gave something back end with it: the device's own error, if any. */
+cudaError_t sim_leave(void);
+#define SIM_ENTER()                                                                    \
+    do {                                                                               \
+        cudaError_t sim_injected = sim_enter(__func__);                                \
+        if (sim_injected != cudaSuccess) {                                             \
+            return sim_error(sim_injected);                                            \
+        }                                                                              \
+    } while (0)
+/* A rule is broken; not locked. Returns where violations are kept. */
+void sim_violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The device's memory cannot be trusted any more. */
+void sim_break(int ordinal, cudaError_t error);
+int sim_current_device(void);
+void sim_delay(uint64_t *random);
+
+/* sim_stream.c */
+/* The stream meant, or NULL: it has been destroyed, which is a violation. */
+cudaStream_t sim_stream(cudaStream_t stream);
+/* Takes the operation. What CUDA says of the default stream is added. */
+void sim_enqueue(cudaStream_t stream, struct sim_op *op);
+/* The same, locked; without the default stream's order. */
+void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op);
+cudaError_t sim_wait_for_stream(cudaStream_t stream);
+cudaError_t sim_wait_for_device(int device);
+/* What every stream is doing. */
+void sim_report_locked(char *text, size_t bytes);
+void sim_stream_reset(void);
+void sim_stream_count(struct simgpu_live *live);
+
+/* sim_memory.c */
+/* Are these bytes of one living block, of device memory where `must_be_device`? Says a
+ * violation and breaks `device` where not. */
+bool sim_memory_check(const void *data, size_t bytes, bool must_be_device, int device,
+                      const char *what);
+/* -1: not the stand-in's memory, or of the host. */
+int sim_memory_device(const void *data);
+void sim_memory_reset(void);
+int sim_memory_count(void);
+
+/* sim_copy.c */
+/* In stream order, uncounted. */
+void sim_fill(void *data, int value, size_t bytes, cudaStream_t stream);
+
+/* sim_nccl.c */
+/* The calling thread waits for the device: is a group open? */
+void sim_nccl_check_waiting(const char *what);
+int sim_nccl_count(void);
+void sim_nccl_reset(void);
+
+#define SIM_ROOM(type) ((type *)sim_room(sizeof(type)))
+/* Zeroed; ends the process where there is none. */
+void *sim_room(size_t bytes);
+
+#endif

@@ -1,0 +1,60 @@
+/* A stand-in for NCCL over the simulated streams: the entries that cuda/nccl_dl.h
+ * declares, with NCCL's signatures, made harsh.
+ *
+ *  - A rank executes the groups of a communicator one at a time in the order posted, on
+ *    whatever streams they are; being next gives no order of memory between two streams.
+ *  - The n-th send from a to b meets the n-th receive of b from a. Nothing moves before
+ *    both ranks execute the groups that have them. The receiver's memory is filled with
+ *    garbage when its group begins, the sender's is read as late as possible; a send ends
+ *    once it has been read.
+ *  - A non-blocking communicator is made when all ranks have come and some time has
+ *    passed; ncclCommGetAsyncError tells. After half of its groups ncclGroupEnd returns
+ *    ncclInProgress: the group is given to the stream by a later ncclCommGetAsyncError,
+ *    as NCCL's own thread would, and until then every other call is refused.
+ *  - ncclCommAbort ends what is being moved and may come from any thread, as may
+ *    ncclCommGetAsyncError; ncclCommDestroy waits for all groups. The handle is dead
+ *    after either.
+ *  - Two ranks on one device: ncclInvalidUsage for all.
+ *
+ * Violations (simgpu.h): sizes that differ, a group left open by a thread that ends or
+ * waits for the device, one communicator used by two threads at once, a dead handle
+ * used, memory that is not the device's, and ranks that wait for each other in a circle,
+ * with what each waits for; all ranks' async error is then ncclInternalError. A rank that
+ * never posts is no violation: its peers wait until they abort. */
+#ifndef SIM_NCCL_H
+#define SIM_NCCL_H
+
+#include "../../cuda/nccl_dl.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SIM_NCCL_CALL(field, name, arguments) ncclResult_t name arguments;
+#define SIM_NCCL_TEXT(field, name, arguments) const char *name arguments;
+CP_NCCL_CALLS(SIM_NCCL_CALL)
+CP_NCCL_TEXTS(SIM_NCCL_TEXT)
+#undef SIM_NCCL_CALL
+#undef SIM_NCCL_TEXT
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int world, ncclUniqueId id, int rank);
+ncclResult_t ncclCommCount(ncclComm_t comm, int *count);
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device);
+
+/* All of them as cuda/ takes them. */
+const struct cp_nccl *simnccl_table(void);
+
+/* What simnccl_version says: 2.32.3 at first. */
+void simnccl_set_version(int version);
+/* The group after `count` more that begins moves nothing: its communicator's async error
+ * becomes ncclRemoteError, and it hangs until ncclCommAbort. Negative: none. */
+void simnccl_fail_after(int64_t count);
+/* The call after `count` more returns this and does nothing, once; creation, groups,
+ * sends and receives count. Negative: none. */
+void simnccl_fail_call_after(int64_t count, ncclResult_t result);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

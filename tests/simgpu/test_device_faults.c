@@ -1,0 +1,109 @@
+/* The CUDA device while the runtime fails: every error arrives as one of ours, once,
+ * with nothing left over. Only the stand-in can be made to fail. */
+#include "base/mem.h"
+#include "device_cuda.h"
+#include "simgpu.h"
+#include "test.h"
+
+/* The k-th call of the runtime fails, for every k until none does. */
+TEST(a_device_is_made_whole_or_not_at_all)
+{
+    simgpu_reset();
+    struct simgpu_live before = simgpu_live();
+    int64_t k = 0;
+    for (bool is_made = false; !is_made; k++) {
+        struct cp_device *device = NULL;
+        TEST_CONTEXT("call %lld fails", (long long)k);
+        simgpu_fail_after(k, cudaErrorUnknown);
+        enum cp_code code = cp_device_cuda_create(1, &device);
+        simgpu_fail_after(-1, cudaErrorUnknown);
+        is_made = code == CP_OK;
+        CHECK(is_made || code == CP_ERR_DEVICE);
+        CHECK(is_made == (device != NULL));
+        cp_device_cuda_destroy(&device);
+        CHECK(cudaGetLastError() == cudaSuccess);
+        CHECK_EQ_I64(simgpu_live().streams, before.streams);
+        CHECK_EQ_I64(simgpu_live().events, before.events);
+        CHECK_EQ_I64(cp_mem_stats().live_blocks, 0);
+        int current = -1;
+        CHECK(cudaSetDevice(0) == cudaSuccess && cudaGetDevice(&current) == 0);
+        if (k > 1000) {
+            REQUIRE(is_made);
+        }
+    }
+    CHECK(k > CP_DEVICE_EVENTS + CP_DEVICE_LANES);
+}
+
+/* Each entry with its first call failing, and on a device that is broken for good. */
+TEST(entries_say_what_failed)
+{
+    simgpu_reset();
+    struct cp_device *device = NULL;
+    void *data = NULL;
+    REQUIRE(cp_device_cuda_create(0, &device) == CP_OK);
+    REQUIRE(device->ops->alloc(device, 4096, "a block", &data) == CP_OK);
+    struct cp_stream *lane = device->ops->lane(device, 0);
+    struct cp_view a = cp_view_compact(data, CP_DTYPE_FLOAT32, 1, 1, 8, 8), b = a;
+    b.data += 2048;
+    for (int is_broken = 0; is_broken < 2; is_broken++) {
+        for (int entry = 0; entry < 6; entry++) {
+            TEST_CONTEXT("entry %d, broken %d", entry, is_broken);
+            void *more = NULL;
+            if (is_broken) {
+                simgpu_break_device(0, cudaErrorIllegalAddress);
+            } else {
+                simgpu_fail_after(0, cudaErrorUnknown);
+            }
+            enum cp_code code = entry == 0
+                                    ? device->ops->alloc(device, 64, "more", &more)
+                                : entry == 1 ? device->ops->copy(device, &b, &a, lane)
+                                : entry == 2 ? device->ops->add(device, &b, &a, lane)
+                                : entry == 3 ? device->ops->zero(device, data, 64, lane)
+                                : entry == 4 ? device->ops->record(device, lane, 0)
+                                             : device->ops->await(device, lane, 0);
+            simgpu_fail_after(-1, cudaErrorUnknown);
+            CHECK_EQ_I64(code, CP_ERR_DEVICE);
+            CHECK_STR_HAS(cp_last_error()->text, "failed");
+            CHECK(more == NULL);
+            if (!is_broken) {
+                CHECK(cudaGetLastError() == cudaSuccess);
+            }
+        }
+    }
+    simgpu_reset();
+    device->ops->free(device, &data);
+    cp_device_cuda_destroy(&device);
+}
+
+/* What the entries cost: one thing asked of the device each. */
+TEST(entries_ask_the_device_once)
+{
+    simgpu_reset();
+    struct cp_device *device = NULL;
+    void *data = NULL;
+    REQUIRE(cp_device_cuda_create(0, &device) == CP_OK);
+    REQUIRE(device->ops->alloc(device, 4096, "a block", &data) == CP_OK);
+    struct cp_stream *lane = device->ops->lane(device, 0);
+    struct cp_view a = cp_view_compact(data, CP_DTYPE_FLOAT32, 1, 1, 8, 8), b = a;
+    b.data += 2048;
+    simgpu_reset();
+    CHECK_EQ_I64(device->ops->zero(device, data, 256, lane), CP_OK);
+    CHECK_EQ_I64(device->ops->copy(device, &b, &a, lane), CP_OK);
+    CHECK_EQ_U64(simgpu_stats().copies, 1);
+    CHECK_EQ_U64(simgpu_stats().launches, 0);
+    a.n[2] = b.n[2] = 4; /* one run */
+    a.stride[2] *= 2;    /* no more */
+    CHECK_EQ_I64(device->ops->copy(device, &b, &a, lane), CP_OK);
+    CHECK_EQ_U64(simgpu_stats().launches, 1);
+    CHECK_EQ_I64(device->ops->add(device, &b, &b, lane), CP_OK);
+    CHECK_EQ_U64(simgpu_stats().launches, 2);
+    CHECK_EQ_I64(device->ops->record(device, lane, 5), CP_OK);
+    CHECK_EQ_I64(device->ops->await(device, lane, 5), CP_OK);
+    struct simgpu_stats stats = simgpu_stats();
+    CHECK_EQ_U64(stats.copies + stats.memsets + stats.launches, 4);
+    CHECK_EQ_U64(stats.records + stats.awaits, 2);
+    CHECK_EQ_U64(stats.host_waits, 0);
+    CHECK(cudaStreamSynchronize((cudaStream_t)lane) == cudaSuccess);
+    device->ops->free(device, &data);
+    cp_device_cuda_destroy(&device);
+}

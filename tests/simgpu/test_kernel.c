@@ -1,0 +1,854 @@
+/* The plain CUDA kernel against the generic one of the CPU, over random calls.
+ *
+ * A call is made as the executor makes it: keys come in blocks cut at random, packed
+ * into panels, heads in groups; tensors lie in memory in any order of their axes; guard
+ * bytes stand around everything. Truth is the generic kernel in float64; what is
+ * allowed is a few times its error in the dtype of the call. */
+#include <cuda_runtime.h>
+
+#include "device_cuda.h"
+#include "kernel/kernel_cpu.h"
+#include "kernel_cuda.h"
+#include "test.h"
+
+enum { GUARD = 192, GUARD_BYTE = 0xa5, TENSORS = 12 };
+
+/* ---- where a kernel works ---- */
+
+/* The host, or the CUDA device with a stream. */
+struct machine {
+    const struct cp_kernel_ops *ops;
+    struct cp_device *device;
+    cudaStream_t stream; /* of the device */
+    bool is_cuda;
+};
+
+static struct machine host_machine(void)
+{
+    return (struct machine){.ops = &cp_kernel_generic_ops, .device = cp_device_cpu()};
+}
+
+static bool cuda_machine(struct machine *on)
+{
+    *on = (struct machine){.ops = &cp_kernel_cuda_plain_ops, .is_cuda = true};
+    return CHECK(on->ops->is_available()) &&
+           CHECK(cp_device_cuda_create(0, &on->device) == CP_OK) &&
+           CHECK(cudaStreamCreateWithFlags(&on->stream, cudaStreamNonBlocking) ==
+                 cudaSuccess);
+}
+
+static void cuda_machine_close(struct machine *on)
+{
+    CHECK(cudaStreamDestroy(on->stream) == cudaSuccess);
+    cp_device_cuda_destroy(&on->device);
+}
+
+static struct cp_stream *stream_of(const struct machine *on)
+{
+    return (struct cp_stream *)on->stream;
+}
+
+/* A view on a machine, with the same bytes on the host. */
+struct tensor {
+    struct cp_view view, host;
+    char *base; /* on the host, guards included; NULL: no tensor */
+    void *there;
+    int64_t inner, bytes; /* without and with guards */
+};
+
+/* The host's bytes stay as they are until the tensor comes back. */
+static void tensor_up(const struct machine *on, const struct tensor *t)
+{
+    if (on->is_cuda) {
+        CHECK(cudaMemcpyAsync(t->there, t->base, (size_t)t->bytes,
+                              cudaMemcpyHostToDevice, on->stream) == cudaSuccess);
+    }
+}
+
+static void tensor_down(const struct machine *on, const struct tensor *t)
+{
+    if (on->is_cuda) {
+        CHECK(cudaMemcpyAsync(t->base, t->there, (size_t)t->bytes,
+                              cudaMemcpyDeviceToHost, on->stream) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(on->stream) == cudaSuccess);
+    }
+}
+
+/* `first` bytes from the start of `bytes` between the guards; all are `fill`, on the
+ * host so far. */
+static struct tensor tensor_at(const struct machine *on, struct cp_view view,
+                               int64_t first, int64_t bytes, int fill)
+{
+    struct tensor t = {
+        .host = view, .inner = bytes, .bytes = (bytes + 2 * GUARD + 63) / 64 * 64};
+    t.base = aligned_alloc(64, (size_t)t.bytes);
+    if (t.base == NULL) {
+        abort();
+    }
+    memset(t.base, GUARD_BYTE, (size_t)t.bytes);
+    memset(t.base + GUARD, fill, (size_t)bytes);
+    t.host.data = t.base + GUARD + first;
+    t.view = t.host;
+    if (on->is_cuda) {
+        CHECK(on->device->ops->alloc(on->device, (size_t)t.bytes, "a tensor",
+                                     &t.there) == CP_OK);
+        t.view.data = (char *)t.there + GUARD + first;
+    }
+    return t;
+}
+
+static void tensor_end(const struct machine *on, struct tensor *t)
+{
+    bool is_whole = true;
+    if (t->base == NULL) {
+        return;
+    }
+    tensor_down(on, t);
+    for (int64_t i = 0; i < GUARD; i++) {
+        is_whole = is_whole && (unsigned char)t->base[i] == GUARD_BYTE &&
+                   (unsigned char)t->base[GUARD + t->inner + i] == GUARD_BYTE;
+    }
+    CHECK(is_whole);
+    free(t->base);
+    if (on->is_cuda) {
+        on->device->ops->free(on->device, &t->there);
+    }
+}
+
+/* A number of a view to or from a double; the host's copy converts. */
+static void view_exchange(const struct cp_view *view, double *numbers, bool is_write)
+{
+    struct cp_device *cpu = cp_device_cpu();
+    struct cp_view dense = cp_view_compact(numbers, CP_DTYPE_FLOAT64, view->n[0],
+                                           view->n[1], view->n[2], view->n[3]);
+    CHECK((is_write ? cpu->ops->copy(cpu, view, &dense, NULL)
+                    : cpu->ops->copy(cpu, &dense, view, NULL)) == CP_OK);
+}
+
+/* Half of them compact, the others with axes in any order, gaps between elements and
+ * any axis backwards. `numbers` NULL: all bytes are 0xff. */
+static struct tensor tensor_new(const struct machine *on, struct test_rng *rng,
+                                enum cp_dtype dtype, const int64_t n[CP_AXES],
+                                double *numbers)
+{
+    struct cp_view view = cp_view_compact(NULL, dtype, n[0], n[1], n[2], n[3]);
+    int64_t bytes = cp_dtype_bytes(dtype), size = cp_view_count(&view) * bytes,
+            first = 0;
+    if (test_rng_range(rng, 0, 1) == 1) {
+        int order[CP_AXES] = {0, 1, 2, 3};
+        size = bytes;
+        for (int i = CP_AXES - 1; i >= 0; i--) {
+            int j = (int)test_rng_range(rng, 0, i), axis = order[j];
+            order[j] = order[i];
+            size *= test_rng_range(rng, 0, 3) == 0 ? 2 : 1;
+            view.stride[axis] = size;
+            size *= n[axis];
+            if (n[axis] > 0 && test_rng_range(rng, 0, 7) == 0) {
+                first += view.stride[axis] * (n[axis] - 1);
+                view.stride[axis] = -view.stride[axis];
+            }
+        }
+    }
+    struct tensor t = tensor_at(on, view, size > 0 ? first : 0, size, 0xff);
+    if (numbers != NULL && dtype == CP_DTYPE_BOOL) {
+        for (int64_t i = 0; i < cp_view_count(&view); i++) {
+            char *at = t.host.data + i / (n[1] * n[2] * n[3]) * view.stride[0] +
+                       i / (n[2] * n[3]) % n[1] * view.stride[1] +
+                       i / n[3] % n[2] * view.stride[2] + i % n[3] * view.stride[3];
+            *at = numbers[i] == 0; /* what is added is 0 where it is true */
+        }
+    } else if (numbers != NULL) {
+        view_exchange(&t.host, numbers, true);
+    }
+    tensor_up(on, &t);
+    return t;
+}
+
+static struct cp_view part(const struct cp_view *view, int axis, int64_t first,
+                           int64_t count)
+{
+    int64_t from[CP_AXES] = {0}, n[CP_AXES];
+    memcpy(n, view->n, sizeof n);
+    from[axis] = first;
+    n[axis] = count;
+    return cp_view_box(view, from, n);
+}
+
+/* ---- one random call ---- */
+
+struct problem {
+    enum cp_dtype dtype, mask_dtype; /* mask NONE: none */
+    int64_t batch, rows, keys, heads, kv_heads, dim, value_dim;
+    int64_t mask_n[CP_AXES];
+    double scale, size;
+    bool is_causal, has_dlse;
+    int64_t q_first, k_first;
+    double *q, *k, *v, *mask, *dout, *dlse;
+};
+
+struct answer {
+    double *out, *lse, *dq, *dk, *dv;
+};
+
+static double *numbers(int64_t count)
+{
+    double *data = calloc((size_t)count + 1, sizeof *data);
+    if (data == NULL) {
+        abort();
+    }
+    return data;
+}
+
+static int64_t q_count(const struct problem *p)
+{
+    return p->batch * p->rows * p->heads;
+}
+
+static int64_t k_count(const struct problem *p)
+{
+    return p->batch * p->keys * p->kv_heads;
+}
+
+static struct answer answer_new(const struct problem *p)
+{
+    return (struct answer){.out = numbers(q_count(p) * p->value_dim),
+                           .lse = numbers(q_count(p)),
+                           .dq = numbers(q_count(p) * p->dim),
+                           .dk = numbers(k_count(p) * p->dim),
+                           .dv = numbers(k_count(p) * p->value_dim)};
+}
+
+static void answer_free(struct answer *answer)
+{
+    free(answer->out);
+    free(answer->lse);
+    free(answer->dq);
+    free(answer->dk);
+    free(answer->dv);
+}
+
+/* Nearly normal numbers that the dtype can hold. */
+static double *random_numbers(struct test_rng *rng, int64_t count, double size,
+                              enum cp_dtype dtype)
+{
+    double *data = numbers(count), *held = numbers(count);
+    for (int64_t i = 0; i < count; i++) {
+        double sum = 0;
+        for (int j = 0; j < 3; j++) {
+            sum += (double)test_rng_float(rng);
+        }
+        data[i] = sum * size;
+    }
+    struct cp_view view = cp_view_compact(held, dtype, 1, 1, 1, count);
+    view_exchange(&view, data, true);
+    view_exchange(&view, data, false);
+    free(held);
+    return data;
+}
+
+static void problem_mask(struct problem *p, struct test_rng *rng)
+{
+    const int64_t full[CP_AXES] = {p->batch, p->heads, p->rows, p->keys};
+    const enum cp_dtype dtypes[] = {CP_DTYPE_BOOL, CP_DTYPE_FLOAT32, p->dtype};
+    int64_t count = 1, holes = test_rng_range(rng, 0, 9);
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        p->mask_n[axis] = test_rng_range(rng, 0, 1) == 1 ? full[axis] : 1;
+        count *= p->mask_n[axis];
+    }
+    p->mask_dtype = dtypes[test_rng_range(rng, 0, 2)];
+    bool is_bool = p->mask_dtype == CP_DTYPE_BOOL, is_dead = false;
+    p->mask = random_numbers(rng, count, 2, is_bool ? CP_DTYPE_FLOAT32 : p->mask_dtype);
+    for (int64_t i = 0; i < count; i++) {
+        if (i % p->mask_n[3] == 0) { /* a row without a key */
+            is_dead = test_rng_range(rng, 0, 9) == 0;
+        }
+        bool is_hidden = is_dead || test_rng_range(rng, 0, 9) < holes;
+        p->mask[i] = is_hidden ? -HUGE_VAL : (is_bool ? 0 : p->mask[i]);
+    }
+}
+
+static int64_t random_dim(struct test_rng *rng)
+{
+    static const int64_t dims[] = {1, 3, 8, 16, 17, 40, 64, 65, 72, 96, 128, 255, 256};
+    return dims[test_rng_range(rng, 0, (int64_t)(sizeof dims / sizeof dims[0]) - 1)];
+}
+
+static void problem_shape(struct problem *p, struct test_rng *rng)
+{
+    p->batch = test_rng_range(rng, 1, 3);
+    p->rows = test_rng_range(rng, 0, test_rng_range(rng, 0, 3) == 0 ? 300 : 70);
+    p->keys = test_rng_range(rng, 0, test_rng_range(rng, 0, 3) == 0 ? 300 : 90);
+    p->kv_heads = test_rng_range(rng, 1, 3);
+    p->heads = p->kv_heads * test_rng_range(rng, 1, 3);
+    p->dim = random_dim(rng);
+    p->value_dim = test_rng_range(rng, 0, 2) == 0 ? random_dim(rng) : p->dim;
+    /* Bounds the time of a call. */
+    while (q_count(p) * p->keys * (p->dim + p->value_dim) > 1500000) {
+        if (p->batch > 1) {
+            p->batch--;
+        } else if (p->kv_heads > 1) {
+            p->heads = p->heads / p->kv_heads * (p->kv_heads - 1);
+            p->kv_heads--;
+        } else if (p->rows > 1) {
+            p->rows /= 2;
+        } else {
+            p->keys /= 2;
+        }
+    }
+}
+
+static void problem_fill(struct problem *p, struct test_rng *rng)
+{
+    p->q = random_numbers(rng, q_count(p) * p->dim, p->size, p->dtype);
+    p->k = random_numbers(rng, k_count(p) * p->dim, p->size, p->dtype);
+    p->v = random_numbers(rng, k_count(p) * p->value_dim, 1, p->dtype);
+    p->dout = random_numbers(rng, q_count(p) * p->value_dim, 1, p->dtype);
+    p->dlse = random_numbers(rng, q_count(p), 1, CP_DTYPE_FLOAT32);
+}
+
+static void problem_init(struct problem *p, struct test_rng *rng, enum cp_dtype dtype)
+{
+    *p = (struct problem){.dtype = dtype};
+    problem_shape(p, rng);
+    p->scale = (test_rng_range(rng, 0, 3) == 0 ? 1.3 : 1) / sqrt((double)p->dim);
+    p->is_causal = test_rng_range(rng, 0, 2) == 0;
+    p->q_first = test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, 100);
+    p->k_first = test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, 100);
+    int64_t kind = test_rng_range(rng, 0, 9);
+    p->size = kind == 0 ? 1e-3 : (kind == 1 ? 20 : 1);
+    p->has_dlse = test_rng_range(rng, 0, 1) == 1;
+    problem_fill(p, rng);
+    if (test_rng_range(rng, 0, 2) > 0 && q_count(p) * p->keys > 0) {
+        problem_mask(p, rng);
+    }
+    TEST_CONTEXT("%s B %d rows %d keys %d heads %d/%d D %d Dv %d%s%s mask %s "
+                 "(%d,%d,%d,%d) size %g",
+                 cp_dtype_name(dtype), (int)p->batch, (int)p->rows, (int)p->keys,
+                 (int)p->heads, (int)p->kv_heads, (int)p->dim, (int)p->value_dim,
+                 p->is_causal ? " causal" : "", p->has_dlse ? " dlse" : "",
+                 cp_dtype_name(p->mask_dtype), (int)p->mask_n[0], (int)p->mask_n[1],
+                 (int)p->mask_n[2], (int)p->mask_n[3], p->size);
+}
+
+static void problem_free(struct problem *p)
+{
+    free(p->q);
+    free(p->k);
+    free(p->v);
+    free(p->mask);
+    free(p->dout);
+    free(p->dlse);
+}
+
+/* ---- running it ---- */
+
+/* A call on a machine, in the dtype it is run in. */
+struct call {
+    const struct problem *p;
+    const struct machine *on;
+    struct test_rng rng;
+    struct cp_format format;
+    struct tensor t[TENSORS];
+};
+
+enum role { Q, K, V, MASK, DOUT, DLSE, OUT, LSE, DELTA, DQ, DK, DV };
+
+/* A group of query heads with the kv heads they need, and a stretch of keys. */
+struct cut {
+    int64_t head, heads, kv, kvs, key, keys;
+};
+
+static void call_tensor(struct call *c, enum role role, enum cp_dtype dtype, int64_t n1,
+                        int64_t n2, int64_t n3, double *values)
+{
+    const int64_t n[CP_AXES] = {c->p->batch, n1, n2, n3};
+    c->t[role] = tensor_new(c->on, &c->rng, dtype, n, values);
+}
+
+static bool call_init(struct call *c, const struct problem *p, const struct machine *on,
+                      struct test_rng rng, enum cp_dtype dtype)
+{
+    *c = (struct call){.p = p, .on = on, .rng = rng};
+    if (!CHECK(on->ops->describe(dtype, p->dim, p->value_dim, &c->format) == CP_OK)) {
+        return false;
+    }
+    enum cp_dtype sum = cp_dtype_sum(dtype);
+    double *zeros = numbers((q_count(p) + k_count(p)) * (p->dim + p->value_dim));
+    call_tensor(c, Q, dtype, p->rows, p->heads, p->dim, p->q);
+    call_tensor(c, K, dtype, p->keys, p->kv_heads, p->dim, p->k);
+    call_tensor(c, V, dtype, p->keys, p->kv_heads, p->value_dim, p->v);
+    call_tensor(c, DOUT, dtype, p->rows, p->heads, p->value_dim, p->dout);
+    call_tensor(c, DLSE, sum, p->rows, p->heads, 1, p->dlse);
+    call_tensor(c, OUT, dtype, p->rows, p->heads, p->value_dim, NULL);
+    call_tensor(c, LSE, sum, p->rows, p->heads, 1, NULL);
+    call_tensor(c, DELTA, sum, p->rows, p->heads, 1, NULL);
+    call_tensor(c, DQ, sum, p->rows, p->heads, p->dim, zeros);
+    call_tensor(c, DK, sum, p->keys, p->kv_heads, p->dim, zeros);
+    call_tensor(c, DV, sum, p->keys, p->kv_heads, p->value_dim, zeros);
+    if (p->mask != NULL) {
+        bool is_own = p->mask_dtype == p->dtype;
+        c->t[MASK] =
+            tensor_new(on, &c->rng, is_own ? dtype : p->mask_dtype, p->mask_n, p->mask);
+    }
+    free(zeros);
+    return true;
+}
+
+static struct cp_place place_of(const struct problem *p, const struct cut *cut)
+{
+    return (struct cp_place){
+        .q_first = p->q_first,
+        .k_first = p->k_first + cut->key,
+        .head_first = cut->head,
+        .kv_head_first = cut->kv,
+        .heads_per_kv = p->heads / p->kv_heads,
+        .is_causal = p->is_causal,
+    };
+}
+
+static struct cp_view mask_part(const struct call *c, const struct cut *cut)
+{
+    struct cp_view mask = c->t[MASK].view;
+    if (mask.data != NULL && mask.n[1] > 1) {
+        mask = part(&mask, 1, cut->head, cut->heads);
+    }
+    if (mask.data != NULL && mask.n[3] > 1) {
+        mask = part(&mask, 3, cut->key, cut->keys);
+    }
+    return mask;
+}
+
+static struct cp_view heads_part(const struct call *c, enum role role,
+                                 const struct cut *cut)
+{
+    return part(&c->t[role].view, 2, cut->head, cut->heads);
+}
+
+static struct cp_view keys_part(const struct call *c, enum role role,
+                                const struct cut *cut)
+{
+    struct cp_view heads = part(&c->t[role].view, 2, cut->kv, cut->kvs);
+    return part(&heads, 1, cut->key, cut->keys);
+}
+
+/* Panels for a view of (B, rows, heads, n), sometimes with gaps between them; on the
+ * host so far. */
+static struct tensor panels_new(struct call *c, const struct cp_panel *panel,
+                                const struct cp_view *like, int fill)
+{
+    struct cp_view view = *like;
+    int64_t gap = test_rng_range(&c->rng, 0, 1) * CP_PANEL_ALIGN;
+    int64_t bytes = cp_panel_bytes(panel, like->n[1]) + gap;
+    bool is_head_major = test_rng_range(&c->rng, 0, 1) == 1;
+    view.stride[0] = bytes * (is_head_major ? 1 : like->n[2]);
+    view.stride[2] = bytes * (is_head_major ? like->n[0] : 1);
+    view.stride[1] = view.stride[3] = 0;
+    return tensor_at(c->on, view, 0, bytes * like->n[0] * like->n[2], fill);
+}
+
+static struct tensor scratch_new(const struct call *c, int64_t bytes)
+{
+    struct tensor t = tensor_at(c->on, (struct cp_view){.data = NULL}, 0, bytes, 0xff);
+    tensor_up(c->on, &t);
+    return t;
+}
+
+static void attend_cut(struct call *c, const struct cut *cut,
+                       const struct cp_view *state)
+{
+    struct cp_stream *stream = stream_of(c->on);
+    struct cp_view k = keys_part(c, K, cut), v = keys_part(c, V, cut);
+    struct tensor k_panels = panels_new(c, &c->format.k, &k, 0xff);
+    struct tensor v_panels = panels_new(c, &c->format.v, &v, 0xff);
+    struct tensor scratch = scratch_new(c, c->format.scratch_bytes);
+    tensor_up(c->on, &k_panels);
+    tensor_up(c->on, &v_panels);
+    struct cp_attend_args args = {
+        .q = heads_part(c, Q, cut),
+        .k = k_panels.view,
+        .v = v_panels.view,
+        .mask = mask_part(c, cut),
+        .state = *state,
+        .place = place_of(c->p, cut),
+        .scale = c->p->scale,
+        .scratch = scratch.view.data,
+    };
+    CHECK(c->on->ops->pack_k(&args.k, &k, stream) == CP_OK);
+    CHECK(c->on->ops->pack_v(&args.v, &v, stream) == CP_OK);
+    CHECK(c->on->ops->attend(&args, stream) == CP_OK);
+    tensor_end(c->on, &scratch);
+    tensor_end(c->on, &v_panels);
+    tensor_end(c->on, &k_panels);
+}
+
+static void grad_cut(struct call *c, const struct cut *cut)
+{
+    struct tensor scratch = scratch_new(c, c->format.grad_scratch_bytes);
+    struct cp_grad_args args = {
+        .q = heads_part(c, Q, cut),
+        .k = keys_part(c, K, cut),
+        .v = keys_part(c, V, cut),
+        .dout = heads_part(c, DOUT, cut),
+        .lse = heads_part(c, LSE, cut),
+        .delta = heads_part(c, DELTA, cut),
+        .mask = mask_part(c, cut),
+        .dq = heads_part(c, DQ, cut),
+        .dk = keys_part(c, DK, cut),
+        .dv = keys_part(c, DV, cut),
+        .place = place_of(c->p, cut),
+        .scale = c->p->scale,
+        .scratch = scratch.view.data,
+    };
+    CHECK(c->on->ops->grad(&args, stream_of(c->on)) == CP_OK);
+    tensor_end(c->on, &scratch);
+}
+
+/* What ends the forward pass of a group of heads and begins its backward pass. */
+static void finish_and_delta(const struct call *c, const struct cut *cut,
+                             const struct cp_view *state)
+{
+    struct cp_finish_args finish = {.state = *state,
+                                    .out = heads_part(c, OUT, cut),
+                                    .lse = heads_part(c, LSE, cut)};
+    CHECK(c->on->ops->finish(&finish, stream_of(c->on)) == CP_OK);
+    struct cp_delta_args delta = {
+        .out = finish.out,
+        .dout = heads_part(c, DOUT, cut),
+        .delta = heads_part(c, DELTA, cut),
+    };
+    if (c->p->has_dlse) {
+        delta.dlse = heads_part(c, DLSE, cut);
+    }
+    CHECK(c->on->ops->delta(&delta, stream_of(c->on)) == CP_OK);
+}
+
+/* Zeros, or NaN with a sum of 0: both are the empty state. The two kernels lay it out
+ * alike. */
+static struct tensor state_new(struct call *c, const struct cut *cut)
+{
+    struct cp_view out = heads_part(c, OUT, cut);
+    bool is_dirty = test_rng_range(&c->rng, 0, 1) == 1;
+    struct tensor t = panels_new(c, &c->format.state, &out, is_dirty ? 0xff : 0);
+    int64_t row_bytes = c->format.state.row_bytes;
+    int64_t number_bytes = row_bytes / (c->p->value_dim + 2);
+    for (int64_t b = 0; b < t.host.n[0]; b++) {
+        for (int64_t h = 0; h < t.host.n[2]; h++) {
+            for (int64_t i = 1; i <= t.host.n[1]; i++) {
+                memset(t.host.data + b * t.host.stride[0] + h * t.host.stride[2] +
+                           i * row_bytes - number_bytes,
+                       0, (size_t)number_bytes);
+            }
+        }
+    }
+    tensor_up(c->on, &t);
+    return t;
+}
+
+static void run_heads(struct call *c, struct cut cut)
+{
+    int64_t all = c->p->keys;
+    int64_t most = test_rng_range(&c->rng, 0, 1) == 1 ? all : all / 3;
+    struct tensor state = state_new(c, &cut);
+    struct test_rng cuts = c->rng;
+    for (int pass = 0; pass < 2; pass++) {
+        struct test_rng here = cuts;
+        for (cut.key = 0; cut.key < all; cut.key += cut.keys) {
+            cut.keys = test_rng_range(&here, 1, most > 0 ? most : 1);
+            cut.keys = cut.keys < all - cut.key ? cut.keys : all - cut.key;
+            if (pass == 0) {
+                attend_cut(c, &cut, &state.view);
+            } else {
+                grad_cut(c, &cut);
+            }
+        }
+        cut.key = cut.keys = 0; /* a block may be empty */
+        if (pass == 0) {
+            attend_cut(c, &cut, &state.view);
+            finish_and_delta(c, &cut, &state.view);
+        } else {
+            grad_cut(c, &cut);
+        }
+    }
+    tensor_end(c->on, &state);
+}
+
+static void call_read(struct call *c, enum role role, double *to)
+{
+    tensor_down(c->on, &c->t[role]);
+    view_exchange(&c->t[role].host, to, false);
+}
+
+/* Fills `answer` with what the kernel of that machine says. Equal generators make equal
+ * layouts and cuts. */
+static void run(const struct problem *p, const struct machine *on, struct test_rng rng,
+                enum cp_dtype dtype, struct answer *answer)
+{
+    struct call c;
+    if (!call_init(&c, p, on, rng, dtype)) {
+        return;
+    }
+    int64_t per_kv = p->heads / p->kv_heads;
+    struct cut cut = {0};
+    for (cut.head = 0; cut.head < p->heads; cut.head += cut.heads) {
+        cut.heads = test_rng_range(&c.rng, 1, p->heads - cut.head);
+        cut.kv = cut.head / per_kv;
+        cut.kvs = (cut.head + cut.heads - 1) / per_kv - cut.kv + 1;
+        run_heads(&c, cut);
+    }
+    call_read(&c, OUT, answer->out);
+    call_read(&c, LSE, answer->lse);
+    call_read(&c, DQ, answer->dq);
+    call_read(&c, DK, answer->dk);
+    call_read(&c, DV, answer->dv);
+    for (int role = 0; role < TENSORS; role++) {
+        tensor_end(on, &c.t[role]);
+    }
+}
+
+/* ---- judging ---- */
+
+/* Worst error so far in units of what is allowed. */
+static double worst_seen;
+
+static double roundoff(enum cp_dtype dtype)
+{
+    return dtype == CP_DTYPE_FLOAT64    ? 0x1p-52
+           : dtype == CP_DTYPE_FLOAT32  ? 0x1p-23
+           : dtype == CP_DTYPE_BFLOAT16 ? 0x1p-7
+                                        : 0x1p-10;
+}
+
+static double largest(const double *data, int64_t count)
+{
+    double top = 0;
+    for (int64_t i = 0; i < count; i++) {
+        top = isfinite(data[i]) && fabs(data[i]) > top ? fabs(data[i]) : top;
+    }
+    return top;
+}
+
+/* Allowed is three times the generic kernel's error in the same dtype, and never less
+ * than `few`, a relative error of the largest value, or of `size` where that is more. */
+static void judge(const char *what, int64_t count, const double *got,
+                  const double *truth, const double *plain, double few, double size)
+{
+    double yardstick = 0, worst = 0, top = largest(truth, count);
+    int64_t where = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double error = plain[i] == truth[i] ? 0 : fabs(plain[i] - truth[i]);
+        yardstick = error > yardstick && isfinite(error) ? error : yardstick;
+    }
+    top = top > size ? top : size;
+    double allowed = 3 * yardstick > few * top ? 3 * yardstick : few * top;
+    for (int64_t i = 0; i < count; i++) {
+        double error = got[i] == truth[i] ? 0 : fabs(got[i] - truth[i]) / allowed;
+        error = isfinite(error) ? error : HUGE_VAL;
+        where = error > worst ? i : where;
+        worst = error > worst ? error : worst;
+    }
+    worst_seen = worst > worst_seen ? worst : worst_seen;
+    if (worst > 1) {
+        (void)test_fail(__FILE__, __LINE__,
+                        "%s[%lld] is %.9g, truth %.9g: %.2f times what is allowed",
+                        what, (long long)where, got[where], truth[where], worst);
+    }
+}
+
+/* Runs the problem on both, and once more for the truth. */
+static void compare(const struct problem *p, struct test_rng rng,
+                    const struct machine *cuda)
+{
+    struct machine host = host_machine();
+    struct answer got = answer_new(p), plain = answer_new(p), truth = answer_new(p);
+    run(p, cuda, rng, p->dtype, &got);
+    run(p, &host, rng, p->dtype, &plain);
+    run(p, &host, rng, CP_DTYPE_FLOAT64, &truth);
+    int64_t rows = q_count(p), keys = k_count(p);
+    bool is_half = p->dtype == CP_DTYPE_BFLOAT16 || p->dtype == CP_DTYPE_FLOAT16;
+    /* The rounding of a score is a relative error of its weight, half of the score in
+     * size: of no account among the few roundings allowed while scores are ordinary. */
+    double spread = 1 + largest(truth.lse, rows) / 4;
+    double eps = roundoff(p->dtype) * (is_half ? 1 : 16) * spread;
+    double lse_eps = roundoff(cp_dtype_sum(p->dtype)) * 16 * spread;
+    /* The gradient of a score is a difference of two numbers of this size. */
+    double slope = largest(p->dout, rows * p->value_dim) * sqrt((double)p->value_dim) *
+                   p->scale * p->size;
+    judge("out", rows * p->value_dim, got.out, truth.out, plain.out, eps, 1);
+    judge("lse", rows, got.lse, truth.lse, plain.lse, lse_eps, 1);
+    judge("dq", rows * p->dim, got.dq, truth.dq, plain.dq, eps, slope);
+    judge("dk", keys * p->dim, got.dk, truth.dk, plain.dk, eps, slope);
+    judge("dv", keys * p->value_dim, got.dv, truth.dv, plain.dv, eps, 1);
+    answer_free(&got);
+    answer_free(&plain);
+    answer_free(&truth);
+}
+
+static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
+{
+    struct test_rng rng = test_rng_init(stream);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    worst_seen = 0;
+    for (int i = 0; i < count; i++) {
+        struct problem p;
+        problem_init(&p, &rng, dtype);
+        compare(&p, rng, &cuda);
+        (void)test_rng_next(&rng);
+        problem_free(&p);
+    }
+    printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
+           count, worst_seen);
+    cuda_machine_close(&cuda);
+}
+
+TEST(float32)
+{
+    many_calls(CP_DTYPE_FLOAT32, 1, 60);
+}
+
+TEST(float64)
+{
+    many_calls(CP_DTYPE_FLOAT64, 2, 40);
+}
+
+TEST(bfloat16)
+{
+    many_calls(CP_DTYPE_BFLOAT16, 3, 40);
+}
+
+TEST(float16)
+{
+    many_calls(CP_DTYPE_FLOAT16, 4, 40);
+}
+
+/* Thousands of keys: sums must not lose digits with length. */
+TEST(long_sums)
+{
+    struct test_rng rng = test_rng_init(6);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    struct problem p = {.dtype = CP_DTYPE_FLOAT32,
+                        .batch = 1,
+                        .rows = 33,
+                        .keys = 9001,
+                        .heads = 1,
+                        .kv_heads = 1,
+                        .dim = 16,
+                        .value_dim = 16,
+                        .scale = 0.25,
+                        .size = 1};
+    problem_fill(&p, &rng);
+    compare(&p, rng, &cuda);
+    problem_free(&p);
+    cuda_machine_close(&cuda);
+}
+
+/* NaN and infinity in any input: what is NaN, infinite or a number is the same as with
+ * the generic kernel. Its gradients have more NaN, since it multiplies zeros that stand
+ * for no row, and it looks at some keys behind a query: those are not asked for. */
+TEST(special_numbers_spread_as_on_the_host)
+{
+    struct test_rng rng = test_rng_init(8);
+    struct machine host = host_machine(), cuda;
+    REQUIRE(cuda_machine(&cuda));
+    for (int i = 0; i < 40; i++) {
+        struct problem p;
+        problem_init(&p, &rng, i % 2 == 0 ? CP_DTYPE_FLOAT32 : CP_DTYPE_BFLOAT16);
+        p.is_causal = false;
+        p.scale /= p.size > 1 ? p.size * p.size : 1; /* no weight underflows */
+        double *const inputs[] = {p.q, p.k, p.v, p.dout};
+        const int64_t counts[] = {q_count(&p) * p.dim, k_count(&p) * p.dim,
+                                  k_count(&p) * p.value_dim, q_count(&p) * p.value_dim};
+        const double special[] = {(double)NAN, HUGE_VAL, -HUGE_VAL};
+        int which = (int)test_rng_range(&rng, 0, 3);
+        for (int k = 0; k < 3 && counts[which] > 0; k++) {
+            inputs[which][test_rng_range(&rng, 0, counts[which] - 1)] =
+                special[test_rng_range(&rng, 0, 2)];
+        }
+        struct answer got = answer_new(&p), want = answer_new(&p);
+        run(&p, &cuda, rng, p.dtype, &got);
+        run(&p, &host, rng, p.dtype, &want);
+        const struct {
+            const char *what;
+            const double *got, *want;
+            int64_t count;
+        } all[] = {{"out", got.out, want.out, counts[3]},
+                   {"lse", got.lse, want.lse, q_count(&p)},
+                   {"dq", got.dq, want.dq, counts[0]},
+                   {"dk", got.dk, want.dk, counts[1]},
+                   {"dv", got.dv, want.dv, counts[2]}};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) {
+            for (int64_t j = 0; j < all[k].count; j++) {
+                double x = all[k].got[j], y = all[k].want[j];
+                bool is_forward = k < 2;
+                bool is_same = isnan(y) ? isnan(x) || !is_forward
+                                        : !isnan(x) && isinf(x) == isinf(y) &&
+                                              (!isinf(y) || x == y);
+                if (!is_same) {
+                    (void)test_fail(__FILE__, __LINE__,
+                                    "special in input %d: %s[%lld] is %g, want %g",
+                                    which, all[k].what, (long long)j, x, y);
+                }
+            }
+        }
+        (void)test_rng_next(&rng);
+        answer_free(&got);
+        answer_free(&want);
+        problem_free(&p);
+    }
+    cuda_machine_close(&cuda);
+}
+
+/* Sums are made in the same order in every run. */
+TEST(gradients_are_the_same_in_every_run)
+{
+    struct test_rng rng = test_rng_init(9);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    for (int i = 0; i < 5; i++) {
+        struct problem p;
+        problem_init(&p, &rng, CP_DTYPE_FLOAT32);
+        struct answer a = answer_new(&p), b = answer_new(&p);
+        run(&p, &cuda, rng, p.dtype, &a);
+        run(&p, &cuda, rng, p.dtype, &b);
+        size_t keys = (size_t)k_count(&p) * sizeof(double);
+        size_t rows = (size_t)q_count(&p) * sizeof(double);
+        CHECK_EQ_BYTES(a.dq, b.dq, rows * (size_t)p.dim);
+        CHECK_EQ_BYTES(a.dk, b.dk, keys * (size_t)p.dim);
+        CHECK_EQ_BYTES(a.dv, b.dv, keys * (size_t)p.value_dim);
+        answer_free(&a);
+        answer_free(&b);
+        problem_free(&p);
+    }
+    cuda_machine_close(&cuda);
+}
+
+TEST(selection)
+{
+    for (int dtype = CP_DTYPE_NONE; dtype < CP_DTYPE_COUNT; dtype++) {
+        const struct cp_kernel_ops *ops = NULL;
+        struct cp_format format = {0};
+        enum cp_code code =
+            cp_kernel_cuda_select(0, (enum cp_dtype)dtype, 65, 3, &ops, &format);
+        bool attends = cp_dtype_attends((enum cp_dtype)dtype);
+        CHECK_EQ_I64(code, attends ? CP_OK : CP_ERR_UNSUPPORTED);
+        CHECK(attends ? ops == &cp_kernel_cuda_plain_ops : ops == NULL);
+        if (attends) {
+            int64_t bytes = cp_dtype_bytes((enum cp_dtype)dtype);
+            int64_t sum = cp_dtype_bytes(cp_dtype_sum((enum cp_dtype)dtype));
+            CHECK_EQ_I64(format.id, CP_FORMAT_CUDA_PLAIN + dtype);
+            CHECK_EQ_I64(cp_panel_bytes(&format.k, 64), 64 * 65 * bytes);
+            CHECK_EQ_I64(cp_panel_bytes(&format.v, 64), 64 * 3 * bytes);
+            CHECK_EQ_I64(cp_panel_bytes(&format.state, 64), 64 * 5 * sum);
+            CHECK(ops->abi == CP_KERNEL_ABI);
+            CHECK_EQ_STR(ops->name, "cuda_plain");
+        }
+    }
+    const struct cp_kernel_ops *ops = NULL;
+    struct cp_format format;
+    CHECK(cp_kernel_cuda_select(0, CP_DTYPE_FLOAT32, 0, 8, &ops, &format) ==
+          CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cuda_select(0, CP_DTYPE_FLOAT32, 8, 1 << 20, &ops, &format) ==
+          CP_ERR_UNSUPPORTED);
+    CHECK(ops == NULL);
+}

@@ -1,0 +1,167 @@
+/* The whole path of a call on simulated GPUs: gate, agreement, plan, executor, the CUDA
+ * device, its plain kernel and the NCCL communicator, against float64, as
+ * tests/c/test_context.c does it for the host. */
+#include <cuda_runtime.h>
+
+#include "comm_nccl.h"
+#include "device_cuda.h"
+#include "kernel_cuda.h"
+#include "scene.h"
+#include "sim_nccl.h"
+#include "simgpu.h"
+#include "test.h"
+#include "world.h"
+
+/* What a rank has on its GPU. */
+struct gpu {
+    struct cp_device *device;
+    cudaStream_t stream; /* the caller's */
+};
+
+static void gpus_open(struct world *w)
+{
+    ncclUniqueId *id = calloc(1, sizeof *id);
+    simgpu_reset();
+    simgpu_seed(test_seed);
+    simgpu_set_device_count(w->size);
+    if (id == NULL || cp_comm_nccl_id(simnccl_table(), id) != CP_OK) {
+        abort();
+    }
+    w->shared = id;
+}
+
+static void gpus_close(struct world *w)
+{
+    struct simgpu_live live = simgpu_live();
+    CHECK_EQ_I64(live.blocks, 0);
+    CHECK_EQ_I64(live.streams, 0);
+    CHECK_EQ_I64(live.events, 0);
+    CHECK_EQ_I64(live.comms, 0);
+    free(w->shared);
+}
+
+static enum cp_code gpus_join(struct world *w, int rank, struct cp_context_parts *parts)
+{
+    struct gpu *gpu = calloc(1, sizeof *gpu);
+    if (gpu == NULL || cudaSetDevice(rank) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking) != cudaSuccess) {
+        abort();
+    }
+    w->own[rank] = gpu;
+    CP_TRY(cp_device_cuda_create(rank, &gpu->device));
+    parts->device = gpu->device;
+    parts->kernels = (struct cp_kernel_list){.select = cp_kernel_cuda_select};
+    struct cp_comm_nccl_args args = {
+        .nccl = simnccl_table(),
+        .watch = &w->watch[rank],
+        .id = *(const ncclUniqueId *)w->shared,
+        .device = rank,
+        .timeout = 60.0,
+    };
+    return cp_comm_nccl_create(&args, &parts->comm);
+}
+
+static void gpus_leave(struct world *w, int rank)
+{
+    struct gpu *gpu = w->own[rank];
+    cp_device_cuda_destroy(&gpu->device);
+    CHECK_EQ_I64(cudaStreamDestroy(gpu->stream), cudaSuccess);
+    free(gpu);
+}
+
+/* The bytes that a view reaches, from the lowest. */
+static char *extent_of(const struct cp_view *view, size_t *bytes)
+{
+    int64_t low = 0, high = cp_dtype_bytes(view->dtype);
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        int64_t reach = (view->n[axis] - 1) * view->stride[axis];
+        low += reach < 0 ? reach : 0;
+        high += reach > 0 ? reach : 0;
+    }
+    *bytes = cp_view_count(view) > 0 ? (size_t)(high - low) : 0;
+    return view->data + low;
+}
+
+static struct cp_stream *gpus_take(struct world *w, int rank,
+                                   struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        void *copy = NULL;
+        if (tensors[role].data == NULL) {
+            continue;
+        }
+        char *low = extent_of(&tensors[role], &bytes);
+        CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
+        CHECK_EQ_I64(
+            cudaMemcpyAsync(copy, low, bytes, cudaMemcpyHostToDevice, gpu->stream),
+            cudaSuccess);
+        tensors[role].data = (char *)copy + (tensors[role].data - low);
+    }
+    return (struct cp_stream *)gpu->stream;
+}
+
+static void gpus_give(struct world *w, int rank, const struct cp_view host[CP_TENSORS],
+                      const struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = extent_of(&host[role], &bytes);
+            CHECK_EQ_I64(cudaMemcpyAsync(low,
+                                         tensors[role].data - (host[role].data - low),
+                                         bytes, cudaMemcpyDeviceToHost, gpu->stream),
+                         cudaSuccess);
+        }
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = extent_of(&host[role], &bytes);
+            CHECK_EQ_I64(cudaFree(tensors[role].data - (host[role].data - low)),
+                         cudaSuccess);
+        }
+    }
+}
+
+static const struct world_transport gpus = {
+    .name = "simulated GPUs",
+    .open = gpus_open,
+    .close = gpus_close,
+    .join = gpus_join,
+    .leave = gpus_leave,
+    .take = gpus_take,
+    .give = gpus_give,
+};
+
+static void play(int ring, int ulysses)
+{
+    world_play(ring, ulysses, &gpus, CP_ANYTHING, 0, NULL);
+    world_play(ring, ulysses, &gpus, CP_EVEN, 0, NULL);
+}
+
+TEST(rings)
+{
+    play(2, 1);
+    play(3, 1);
+    play(4, 1);
+}
+
+TEST(ulysses)
+{
+    play(1, 2);
+    play(1, 3);
+    play(1, 4);
+}
+
+TEST(unified)
+{
+    play(2, 2);
+    play(3, 2);
+    play(2, 3);
+    play(2, 4);
+}

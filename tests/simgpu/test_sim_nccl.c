@@ -1,0 +1,496 @@
+/* Does the stand-in for NCCL move what it should, and does it find what would hang or
+ * break on a real device? Ranks are threads. */
+#include "ranks.h"
+#include "sim_nccl.h"
+#include "simgpu.h"
+
+enum { WORLD_MOST = 4, ROUNDS = 6, LARGEST = 3000 };
+
+#define OK(call) CHECK_EQ_I64(call, 0)
+
+struct world {
+    int size;
+    ncclUniqueId id;
+    pthread_barrier_t meeting;
+    bool is_blocking;
+};
+
+static void world_begin(struct world *world, int size)
+{
+    simgpu_reset();
+    simgpu_seed(test_seed);
+    simgpu_set_device_count(size);
+    memset(world, 0, sizeof *world);
+    world->size = size;
+    OK(ncclGetUniqueId(&world->id));
+    (void)pthread_barrier_init(&world->meeting, NULL, (unsigned)size);
+}
+
+static void world_end(struct world *world)
+{
+    struct simgpu_live live = simgpu_live();
+    CHECK_EQ_I64(live.comms, 0);
+    CHECK_EQ_I64(live.blocks + live.streams + live.events, 0);
+    (void)pthread_barrier_destroy(&world->meeting);
+    simgpu_reset();
+}
+
+struct rank {
+    struct world *world;
+    int self;
+    ncclComm_t comm;
+    cudaStream_t a, b;
+    unsigned char *data; /* of the device: a part to send and one to receive a peer */
+};
+
+static unsigned char *send_part(const struct rank *rank, int peer)
+{
+    return rank->data + (size_t)peer * LARGEST;
+}
+
+static unsigned char *recv_part(const struct rank *rank, int peer)
+{
+    return rank->data + (size_t)(WORLD_MOST + peer) * LARGEST;
+}
+
+/* Until nothing is in progress: the communicator's error. */
+static ncclResult_t settle(ncclComm_t comm)
+{
+    ncclResult_t result = ncclInProgress;
+    while (ncclCommGetAsyncError(comm, &result) == ncclSuccess &&
+           result == ncclInProgress) {
+        ranks_sleep_us(50);
+    }
+    return result;
+}
+
+static ncclResult_t group_end(ncclComm_t comm)
+{
+    ncclResult_t result = ncclGroupEnd();
+    return result == ncclInProgress ? settle(comm) : result;
+}
+
+static ncclResult_t rank_begin(struct rank *rank, int self, struct world *world)
+{
+    ncclConfig_t config = cp_nccl_config();
+    *rank = (struct rank){.world = world, .self = self};
+    OK(cudaSetDevice(self));
+    OK(cudaStreamCreateWithFlags(&rank->a, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&rank->b, cudaStreamNonBlocking));
+    OK(cudaMalloc((void **)&rank->data, (size_t)2 * WORLD_MOST * LARGEST));
+    OK(cudaMemsetAsync(rank->data, self + 1, (size_t)WORLD_MOST * LARGEST, rank->a));
+    OK(cudaStreamSynchronize(rank->a));
+    if (world->is_blocking) {
+        return ncclCommInitRank(&rank->comm, world->size, world->id, self);
+    }
+    CHECK_EQ_I64(
+        ncclCommInitRankConfig(&rank->comm, world->size, world->id, self, &config),
+        ncclInProgress);
+    return settle(rank->comm);
+}
+
+static void rank_end(struct rank *rank)
+{
+    if (rank->comm) {
+        OK(ncclCommDestroy(rank->comm));
+    }
+    OK(cudaFree(rank->data));
+    OK(cudaStreamDestroy(rank->a));
+    OK(cudaStreamDestroy(rank->b));
+}
+
+static ncclResult_t send(struct rank *rank, int peer, size_t bytes, cudaStream_t stream)
+{
+    return ncclSend(send_part(rank, peer), bytes, ncclUint8, peer, rank->comm, stream);
+}
+
+static ncclResult_t receive(struct rank *rank, int peer, size_t bytes,
+                            cudaStream_t stream)
+{
+    return ncclRecv(recv_part(rank, peer), bytes, ncclUint8, peer, rank->comm, stream);
+}
+
+static void expect_violation(const char *part)
+{
+    char text[SIMGPU_TEXT];
+    simgpu_violation(text);
+    CHECK_STR_HAS(text, part);
+}
+
+/* From a to b in round n: uneven, some of them nothing. */
+static size_t bytes_of(int from, int to, int round)
+{
+    return (size_t)((from * 31 + to * 17 + round * 101) % 7 * 400);
+}
+
+static void exchange_all(int self, void *arg)
+{
+    struct rank rank;
+    unsigned char host[LARGEST];
+    OK(rank_begin(&rank, self, arg));
+    int world = rank.world->size;
+    for (int round = 0; round < ROUNDS; round++) {
+        OK(cudaMemsetAsync(rank.data, self * 16 + round, (size_t)WORLD_MOST * LARGEST,
+                           rank.a));
+        OK(ncclGroupStart());
+        for (int peer = 0; peer < world; peer++) {
+            OK(receive(&rank, peer, bytes_of(peer, self, round), rank.a));
+            OK(send(&rank, peer, bytes_of(self, peer, round), rank.a));
+        }
+        OK(group_end(rank.comm));
+        for (int peer = 0; peer < world; peer++) {
+            size_t bytes = bytes_of(peer, self, round);
+            OK(cudaMemcpyAsync(host, recv_part(&rank, peer), bytes,
+                               cudaMemcpyDeviceToHost, rank.a));
+            OK(cudaStreamSynchronize(rank.a));
+            for (size_t i = 0; i < bytes; i++) {
+                if (!CHECK_EQ_I64(host[i], peer * 16 + round)) {
+                    break;
+                }
+            }
+        }
+    }
+    rank_end(&rank);
+}
+
+TEST(what_is_sent_arrives)
+{
+    for (int size = 1; size <= WORLD_MOST; size++) {
+        for (int is_blocking = 0; is_blocking < 2; is_blocking++) {
+            struct world world;
+            TEST_CONTEXT("%d ranks, %d", size, is_blocking);
+            world_begin(&world, size);
+            world.is_blocking = is_blocking;
+            ranks_as_threads(size, exchange_all, &world);
+            CHECK_EQ_U64(simgpu_stats().groups, size * ROUNDS);
+            CHECK_EQ_U64(simgpu_stats().sends, size * size * ROUNDS);
+            world_end(&world);
+        }
+    }
+}
+
+/* Groups on two streams, no event between: the communicator alone orders them. */
+static void use_two_streams(int self, void *arg)
+{
+    struct rank rank;
+    unsigned char host[2] = {0};
+    OK(rank_begin(&rank, self, arg));
+    int peer = 1 - self;
+    for (int round = 0; round < 10; round++) {
+        cudaStream_t stream = (round + self) % 2 ? rank.a : rank.b;
+        OK(ncclGroupStart());
+        OK(ncclSend(rank.data + round, 1, ncclUint8, peer, rank.comm, stream));
+        OK(ncclRecv(recv_part(&rank, peer) + round, 1, ncclUint8, peer, rank.comm,
+                    stream));
+        OK(group_end(rank.comm));
+    }
+    OK(cudaStreamSynchronize(rank.a));
+    OK(cudaStreamSynchronize(rank.b));
+    OK(cudaMemcpy(host, recv_part(&rank, peer) + 8, 2, cudaMemcpyDeviceToHost));
+    CHECK_EQ_I64(host[0], peer + 1);
+    CHECK_EQ_I64(host[1], peer + 1);
+    rank_end(&rank);
+}
+
+TEST(groups_of_a_communicator_run_in_order_on_any_stream)
+{
+    struct world world;
+    world_begin(&world, 2);
+    ranks_as_threads(2, use_two_streams, &world);
+    world_end(&world);
+}
+
+static void send_different_sizes(int self, void *arg)
+{
+    struct rank rank;
+    OK(rank_begin(&rank, self, arg));
+    ncclResult_t result =
+        self == 0 ? send(&rank, 1, 64, rank.a) : receive(&rank, 0, 65, rank.a);
+    CHECK(result == ncclSuccess || result == ncclInProgress);
+    while (settle(rank.comm) == ncclSuccess) {
+        ranks_sleep_us(50);
+    }
+    CHECK_EQ_I64(settle(rank.comm), ncclInternalError);
+    CHECK_STR_HAS(ncclGetLastError(rank.comm), "rank 0 sends 64 bytes");
+    OK(cudaStreamSynchronize(rank.a)); /* nobody hangs after a violation */
+    OK(ncclCommAbort(rank.comm));
+    rank.comm = NULL;
+    rank_end(&rank);
+}
+
+TEST(sizes_that_differ_are_found)
+{
+    struct world world;
+    world_begin(&world, 2);
+    simgpu_keep_violations(true);
+    ranks_as_threads(2, send_different_sizes, &world);
+    expect_violation("rank 0 sends 64 bytes to rank 1, which receives 65");
+    CHECK_EQ_I64(simgpu_violations(), 1);
+    world_end(&world);
+}
+
+/* Each rank sends first and receives in its next group: nobody's first group can end. */
+static void post_in_a_circle(int self, void *arg)
+{
+    struct rank rank;
+    OK(rank_begin(&rank, self, arg));
+    int world = rank.world->size;
+    OK(ncclGroupStart());
+    OK(send(&rank, (self + 1) % world, 32, rank.a));
+    OK(group_end(rank.comm));
+    OK(ncclGroupStart());
+    ncclResult_t result = receive(&rank, (self + world - 1) % world, 32, rank.b);
+    CHECK(result == ncclSuccess || result == ncclInternalError);
+    result = group_end(rank.comm);
+    CHECK(result == ncclSuccess || result == ncclInternalError);
+    OK(cudaStreamSynchronize(rank.a));
+    OK(cudaStreamSynchronize(rank.b));
+    CHECK_EQ_I64(settle(rank.comm), ncclInternalError);
+    OK(ncclCommAbort(rank.comm));
+    rank.comm = NULL;
+    rank_end(&rank);
+}
+
+TEST(a_deadlock_is_found_and_says_who_waits_for_what)
+{
+    for (int size = 2; size <= 3; size++) {
+        struct world world;
+        world_begin(&world, size);
+        simgpu_keep_violations(true);
+        ranks_as_threads(size, post_in_a_circle, &world);
+        CHECK_EQ_I64(simgpu_violations(), 1);
+        expect_violation("deadlock; rank 0, group 1 waits to send 32 bytes to rank 1");
+        expect_violation("rank 1, group 1 waits to send 32 bytes to rank");
+        world_end(&world);
+    }
+}
+
+/* Rank 1 never posts. Rank 0 waits, and its abort from another thread ends the wait. */
+static void *abort_soon(void *arg)
+{
+    ranks_sleep_us(20000);
+    OK(ncclCommAbort(arg));
+    return NULL;
+}
+
+static void wait_for_nobody(int self, void *arg)
+{
+    struct rank rank;
+    OK(rank_begin(&rank, self, arg));
+    if (self == 0) {
+        pthread_t thread;
+        ncclResult_t result = receive(&rank, 1, 128, rank.a);
+        OK(result == ncclInProgress ? settle(rank.comm) : result);
+        ranks_sleep_us(5000);
+        CHECK_EQ_I64(cudaStreamQuery(rank.a), cudaErrorNotReady);
+        OK(settle(rank.comm));
+        (void)pthread_create(&thread, NULL, abort_soon, rank.comm);
+        OK(cudaStreamSynchronize(rank.a));
+        (void)pthread_join(thread, NULL);
+        CHECK_EQ_I64(receive(&rank, 1, 128, rank.a), ncclInvalidUsage);
+        rank.comm = NULL;
+    }
+    (void)pthread_barrier_wait(&rank.world->meeting);
+    rank_end(&rank);
+}
+
+TEST(a_rank_that_never_posts_is_waited_for_until_abort)
+{
+    struct world world;
+    world_begin(&world, 2);
+    simgpu_keep_violations(true);
+    ranks_as_threads(2, wait_for_nobody, &world);
+    CHECK_EQ_I64(simgpu_violations(), 1); /* the call after the abort */
+    expect_violation("ncclRecv on a communicator that was destroyed or aborted");
+    world_end(&world);
+}
+
+static void meet_on_one_device(int self, void *arg)
+{
+    struct world *world = arg;
+    ncclConfig_t config = cp_nccl_config();
+    ncclComm_t comm;
+    (void)ncclCommInitRankConfig(&comm, world->size, world->id, self, &config);
+    CHECK_EQ_I64(settle(comm), ncclInvalidUsage);
+    CHECK_STR_HAS(ncclGetLastError(comm), "Duplicate GPU detected : rank 0 and rank 1");
+    OK(ncclCommAbort(comm));
+}
+
+TEST(two_ranks_on_one_device_are_refused)
+{
+    struct world world;
+    world_begin(&world, 2);
+    ranks_as_threads(2, meet_on_one_device, &world);
+    world_end(&world);
+}
+
+static void fail_a_group(int self, void *arg)
+{
+    struct rank rank;
+    ncclResult_t result = ncclSuccess;
+    OK(rank_begin(&rank, self, arg));
+    (void)pthread_barrier_wait(&rank.world->meeting);
+    for (int round = 0; round < 3 && result == ncclSuccess; round++) {
+        OK(ncclGroupStart());
+        (void)send(&rank, 1 - self, 16, rank.a);
+        (void)receive(&rank, 1 - self, 16, rank.a);
+        result = group_end(rank.comm);
+    }
+    /* One rank fails, the other hangs until it aborts. */
+    for (int i = 0; i < 2000 && settle(rank.comm) == ncclSuccess; i++) {
+        ranks_sleep_us(50);
+    }
+    result = settle(rank.comm);
+    CHECK(result == ncclSuccess || result == ncclRemoteError);
+    CHECK_EQ_I64(cudaStreamQuery(rank.a), cudaErrorNotReady);
+    OK(ncclCommAbort(rank.comm));
+    OK(cudaStreamSynchronize(rank.a));
+    rank.comm = NULL;
+    rank_end(&rank);
+}
+
+TEST(a_group_can_be_made_to_fail)
+{
+    struct world world;
+    world_begin(&world, 2);
+    simnccl_fail_after(3);
+    ranks_as_threads(2, fail_a_group, &world);
+    CHECK_EQ_I64(simgpu_violations(), 0);
+    world_end(&world);
+}
+
+static void refuse_early_calls(int self, void *arg)
+{
+    struct world *world = arg;
+    struct rank rank = {.world = world, .self = self};
+    ncclConfig_t config = cp_nccl_config();
+    OK(cudaSetDevice(self));
+    CHECK_EQ_I64(
+        ncclCommInitRankConfig(&rank.comm, world->size, world->id, self, &config),
+        ncclInProgress);
+    CHECK_EQ_I64(send(&rank, 0, 0, NULL), ncclInvalidArgument);
+    CHECK_STR_HAS(ncclGetLastError(NULL), "before the previous operation");
+    config.magic = 0;
+    CHECK_EQ_I64(
+        ncclCommInitRankConfig(&rank.comm, world->size, world->id, self, &config),
+        ncclInvalidArgument);
+    CHECK_EQ_I64(ncclGroupEnd(), ncclInvalidUsage);
+    OK(settle(rank.comm));
+    CHECK_EQ_I64(send(&rank, world->size, 0, NULL), ncclInvalidArgument);
+    simnccl_fail_call_after(0, ncclSystemError);
+    CHECK_EQ_I64(ncclGroupStart(), ncclSystemError);
+    OK(ncclGroupStart());
+    CHECK_EQ_I64(send(&rank, 7, 0, NULL), ncclInvalidArgument);
+    CHECK_EQ_I64(ncclGroupEnd(), ncclInvalidArgument); /* the group's error */
+    CHECK_EQ_I64(ncclCommFinalize(rank.comm), ncclInProgress);
+    OK(settle(rank.comm));
+    CHECK_EQ_I64(send(&rank, 0, 0, NULL), ncclInvalidUsage);
+    OK(ncclCommDestroy(rank.comm));
+}
+
+TEST(calls_at_the_wrong_time_are_refused)
+{
+    struct world world;
+    world_begin(&world, 1);
+    refuse_early_calls(0, &world);
+    world_end(&world);
+}
+
+/* ncclInProgress: the stream has not been given the group, and its order is decided by
+ * when ncclCommGetAsyncError gives it. */
+TEST(a_group_in_progress_is_not_in_its_stream)
+{
+    struct world world;
+    struct rank rank;
+    unsigned char got = 0;
+    world_begin(&world, 1);
+    OK(rank_begin(&rank, 0, &world));
+    ncclResult_t result = ncclSuccess;
+    while (result != ncclInProgress) {
+        OK(cudaMemsetAsync(recv_part(&rank, 0), 9, 1, rank.a));
+        OK(ncclGroupStart());
+        OK(send(&rank, 0, 1, rank.a));
+        OK(receive(&rank, 0, 1, rank.a));
+        result = ncclGroupEnd();
+    }
+    CHECK_EQ_I64(send(&rank, 0, 1, rank.a), ncclInvalidArgument);
+    for (int round = 0; round < 2; round++) {
+        OK(cudaMemcpyAsync(&got, recv_part(&rank, 0), 1, cudaMemcpyDeviceToHost,
+                           rank.a));
+        OK(cudaStreamSynchronize(rank.a));
+        CHECK_EQ_I64(got, round == 0 ? 9 : 1);
+        OK(settle(rank.comm));
+    }
+    rank_end(&rank);
+    world_end(&world);
+}
+
+static void leave_a_group_open(int self, void *arg)
+{
+    (void)arg;
+    OK(cudaSetDevice(self));
+    OK(ncclGroupStart());
+    if (self == 0) {
+        OK(cudaDeviceSynchronize());
+        expect_violation("cudaDeviceSynchronize while an NCCL group is open");
+        OK(ncclGroupEnd());
+    }
+}
+
+TEST(a_group_left_open_is_found)
+{
+    struct world world;
+    world_begin(&world, 2);
+    simgpu_keep_violations(true);
+    leave_a_group_open(0, &world);
+    ranks_as_threads(2, leave_a_group_open, &world);
+    CHECK_EQ_I64(simgpu_violations(), 3);
+    world_end(&world);
+}
+
+static void *send_too(void *arg)
+{
+    CHECK_EQ_I64(send(arg, 9, 8, NULL), ncclInvalidArgument); /* nothing is posted */
+    return NULL;
+}
+
+TEST(two_threads_on_one_communicator_are_found)
+{
+    struct world world;
+    struct rank rank;
+    pthread_t thread;
+    world_begin(&world, 1);
+    simgpu_keep_violations(true);
+    world.is_blocking = true;
+    OK(rank_begin(&rank, 0, &world));
+    OK(ncclGroupStart());
+    OK(receive(&rank, 0, 8, rank.a));
+    (void)pthread_create(&thread, NULL, send_too, &rank);
+    (void)pthread_join(thread, NULL);
+    OK(send(&rank, 0, 8, rank.a));
+    OK(ncclGroupEnd());
+    expect_violation("ncclSend on rank 0 while another thread uses its communicator");
+    rank_end(&rank);
+    world_end(&world);
+}
+
+TEST(memory_of_the_host_is_no_buffer)
+{
+    struct world world;
+    struct rank rank;
+    char host[16] = "";
+    world_begin(&world, 1);
+    simgpu_keep_violations(true);
+    world.is_blocking = true;
+    OK(rank_begin(&rank, 0, &world));
+    OK(ncclSend(host, sizeof host, ncclInt8, 0, rank.comm, rank.a));
+    while (simgpu_violations() == 0) {
+        ranks_sleep_us(50);
+    }
+    expect_violation("ncclSend of 16 bytes touches memory that is not of a device");
+    OK(ncclCommAbort(rank.comm));
+    rank.comm = NULL;
+    simgpu_break_device(0, cudaSuccess);
+    rank_end(&rank);
+    world_end(&world);
+}
