@@ -7,16 +7,18 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
-C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu')
+C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help venv demo train test check soak fuzz valgrind lint format bench ctest clean
+.PHONY: help venv demo train test check simgpu cuda soak fuzz valgrind lint format bench ctest clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     sample digits on 2 and on 3 CPU ranks; writes digits.png"
 	@echo "make train    train the digit model for 50 steps on 2 and on 3 CPU ranks; compare with one process"
-	@echo "make test     C tests, the inputs that fuzzing keeps, Python tests"
-	@echo "make check    C tests under AddressSanitizer, UBSan and ThreadSanitizer; then fuzzing, shortly"
+	@echo "make test     C tests, the GPU path on a simulated GPU, the inputs that fuzzing keeps, Python tests"
+	@echo "make check    C tests and the simulated GPU under AddressSanitizer, UBSan and ThreadSanitizer; fuzzing, shortly"
+	@echo "make simgpu   the GPU path on a simulated GPU; MODE=asan, MODE=tsan, TESTS=test_scenes"
+	@echo "make cuda     compile cuda/ with nvcc for all architectures, and NCCL's header check"
 	@echo "make soak     hurt ranks at random points for two minutes; SECONDS_OF_SOAK=3600 for an hour"
 	@echo "make fuzz     libFuzzer on DLPack descriptions, schedules and messages; SECONDS=60 for each"
 	@echo "make valgrind calls of all kinds under valgrind: memory errors and leaks of the extension"
@@ -52,18 +54,29 @@ ctest: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -j2 -C tests/c all
 	@$(MAKE) --no-print-directory -C tests/c run
 
-test: venv ctest
+simgpu: $(VENV)/requirements
+	@$(MAKE) --no-print-directory -j2 -C tests/simgpu all
+	@$(MAKE) --no-print-directory -C tests/simgpu run
+
+cuda: $(VENV)/requirements
+	@$(MAKE) --no-print-directory -j2 -C cuda all
+
+test: venv ctest simgpu
 	@$(MAKE) --no-print-directory -j2 -C tests/fuzz replay
 	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm $(BIN)/pytest tests/py
 
 SECONDS_OF_CHECK ?= 20
 check: $(VENV)/requirements
-	@echo "C tests under AddressSanitizer and UBSan"
+	@echo "C tests and simulated GPU under AddressSanitizer and UBSan"
 	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=asan all
 	@$(MAKE) --no-print-directory -C tests/c MODE=asan run
-	@echo "C tests under ThreadSanitizer"
+	@$(MAKE) --no-print-directory -j2 -C tests/simgpu MODE=asan all
+	@$(MAKE) --no-print-directory -C tests/simgpu MODE=asan run
+	@echo "C tests and simulated GPU under ThreadSanitizer"
 	@$(MAKE) --no-print-directory -j2 -C tests/c MODE=tsan all
 	@$(MAKE) --no-print-directory -C tests/c MODE=tsan run
+	@$(MAKE) --no-print-directory -j2 -C tests/simgpu MODE=tsan all
+	@$(MAKE) --no-print-directory -C tests/simgpu MODE=tsan run
 	@echo "Fuzzing, each target for $(SECONDS_OF_CHECK) s"
 	@$(MAKE) --no-print-directory -j2 -C tests/fuzz fuzz SECONDS=$(SECONDS_OF_CHECK)
 

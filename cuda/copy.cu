@@ -3,8 +3,8 @@
  * allow it. */
 #include "cuda_api.h"
 #include "launch.h"
-#include "tensor/nest.h"
 #include "number.cuh"
+#include "tensor/nest.h"
 
 namespace
 {
