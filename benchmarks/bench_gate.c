@@ -76,7 +76,8 @@ static void call(const struct job *job, struct cp_context *context,
     struct cp_record record = record_of(job);
     if (cp_context_describe(context, &record) != CP_OK ||
         cp_context_begin(context, &record, NULL) != CP_OK ||
-        (job->op == CP_OP_ATTENTION && cp_context_execute(context, tensors) != CP_OK)) {
+        (job->op == CP_OP_ATTENTION &&
+         cp_context_execute(context, tensors, NULL) != CP_OK)) {
         end_with("a call failed");
     }
 }

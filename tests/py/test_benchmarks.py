@@ -1,0 +1,35 @@
+"""The benchmarks still build and run; what they measure is read by people."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import clean_environ
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("program", sorted(p.name for p in (ROOT / "benchmarks").glob("*.c")))
+def test_programs_fit_the_core(program):
+    command = f"{os.environ.get('CC', 'cc')} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -Icsrc".split()
+    done = subprocess.run([*command, f"benchmarks/{program}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gate(tmp_path):
+    """Every row is there: the core by ranks, and Python from each kind of tensor."""
+    rows = tmp_path / "rows.json"
+    options = ["--rounds", "1", "--calls", "100", "--world", "1", "--world", "2", "--json", str(rows)]
+    command = [sys.executable, "-m", "benchmarks.gate", *options]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = {(row["what"], row["world"]): row for row in map(json.loads, rows.read_text().splitlines())}
+    kinds = ("NumPy", "torch", "torch, gradients recorded")
+    expected = {(f"C core, {op}", world) for op in ("agree", "attention") for world in (1, 2)}
+    expected |= {(f"attention(){over}, {kind}", 2) for over in ("", " over the C core") for kind in kinds}
+    assert set(taken) == expected
+    assert all(row["us"] > 0 and row["command"] for row in taken.values())
+    assert "limit 20" in done.stdout
