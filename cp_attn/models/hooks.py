@@ -42,7 +42,10 @@ class ModuleHook:
                 if value is not None:
                     put(self._cut(name, value, entry, args, kwargs))
             if not self._path:
-                self._note_whole(args, kwargs)
+                for name, value in self._arguments(args, kwargs).items():
+                    if name not in self._plan.inputs:
+                        for x in value if isinstance(value, (list, tuple)) else [value]:
+                            self._note_whole(f"parameter {name!r}", x)
         return tuple(args), kwargs
 
     def _after(self, module, args, output):
@@ -89,11 +92,12 @@ class ModuleHook:
         entries = [entry] * len(value) if isinstance(entry, Axis) else entry
         if len(entries) != len(value):
             raise ValueError(f"{self._at(where)} has {len(value)} elements, but the plan has {len(entries)} for it")
-        changes = {
-            i: self._split(f"{where}, element {i}", x, axis)
-            for i, (x, axis) in enumerate(zip(value, entries, strict=True))
-            if axis is not None and isinstance(x, torch.Tensor)
-        }
+        changes = {}
+        for i, (x, axis) in enumerate(zip(value, entries, strict=True)):
+            if axis is None:
+                self._note_whole(f"{where}, element {i}", x)
+            elif isinstance(x, torch.Tensor):
+                changes[i] = self._split(f"{where}, element {i}", x, axis)
         return outputs.replaced(value, changes)
 
     def _tail(self, size, tail):
@@ -116,6 +120,7 @@ class ModuleHook:
 
     def _split(self, where, x, axis):
         if not self._fits(where, x, axis):
+            self._note_whole(where, x)
             return x
         size, world = x.shape[axis.dim], self._parallel.exchange.world
         what = f"{self._at(where)}: dim {axis.dim} has {size} rows"
@@ -139,10 +144,9 @@ class ModuleHook:
             raise ValueError(f"{self._at(where)} has {x.dim()} dims; the plan means dim {axis.dim}")
         return True
 
-    def _note_whole(self, args, kwargs):
-        for name, x in self._arguments(args, kwargs).items():
-            if name not in self._plan.inputs and isinstance(x, torch.Tensor) and x.dim() == 3 and x.is_floating_point():
-                self._parallel.streams.add_whole(f"parameter {name!r}", x.shape[1])
+    def _note_whole(self, where, x):
+        if isinstance(x, torch.Tensor) and x.dim() == 3 and x.is_floating_point():
+            self._parallel.streams.add_whole(where, x.shape[1])
 
     def _at(self, where):
         return f"{where} of {f'module {self._path!r}' if self._path else 'the model'} ({self._class})"

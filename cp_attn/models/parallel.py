@@ -130,7 +130,10 @@ class Parallel(dispatch.Marker):
         """Answer a call of the dispatcher."""
         with self.together():
             dispatch.check(arguments)
-            sentence = self.streams.mixed(arguments["key"].shape[1])
+            keys, mask = arguments["key"].shape[1], arguments.get("attn_mask")
+            sentence = self.streams.mixed(keys)
+            if mask is not None and not sentence:
+                sentence = self.streams.unplaced(keys, mask.shape[-1])
             if sentence:
                 raise ValueError(sentence)
         self._note_come()

@@ -51,6 +51,19 @@ class Streams:
                     return _sentence(keys, cut, full)
         return None
 
+    def unplaced(self, keys, masked):
+        """Return a sentence if a mask over `masked` keys belongs to no `keys` local keys that are known, else None.
+
+        It is right where it covers the rank's own keys, or all of one stream. Over several streams, one behind the
+        other, it is not: their keys lie rank by rank.
+        """
+        if not self.split or masked == keys or masked == 1 or _has(self.split, masked, keys):
+            return None
+        return (
+            f"attn_mask covers {masked} keys: neither the rank's own {keys} nor all of one stream that the plan has "
+            f"split. Keys of joined streams lie rank by rank, so pass the mask of the rank's own"
+        )
+
 
 def _has(streams, size, local):
     for stream in streams:

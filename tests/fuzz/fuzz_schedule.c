@@ -22,7 +22,7 @@
 enum {
     MOST_WORLD = 8,
     MOST_CALLS = 3,
-    MOST_CHANGES = 8,
+    MOST_CHANGES = 3,
     MOST_REPLICATED = 0xffff,
     MOST_CELLS = 1 << 16
 };
@@ -396,45 +396,67 @@ static void change_step(struct fuzz_input *in, struct cp_step *step)
     step->is_causal = (flag & 1) != 0;
 }
 
+static void change_buffer(struct fuzz_input *in, struct cp_buffer *buffer)
+{
+    if (fuzz_flag(in)) {
+        buffer->n[fuzz_range(in, 0, CP_AXES - 1)] = fuzz_number(in);
+    } else {
+        change_field(in, buffer, 0, sizeof *buffer);
+    }
+}
+
+static void change_schedule(struct fuzz_input *in, struct cp_schedule *schedule)
+{
+    int32_t *counts[] = {&schedule->buffer_count, &schedule->step_count};
+    int64_t *sizes[] = {&schedule->window_bytes, &schedule->scratch_bytes};
+    switch (fuzz_range(in, 0, 2)) {
+    case 0:
+        schedule->rank = (int)fuzz_number(in);
+        break;
+    case 1:
+        *sizes[fuzz_flag(in)] = fuzz_number(in);
+        break;
+    default:
+        *counts[fuzz_flag(in)] -= 1;
+        break;
+    }
+}
+
 /* Changes one thing; the arrays stay as long as they are, or become shorter. */
 static void change(struct fuzz_input *in, struct cp_schedule *schedule)
 {
     struct cp_step *steps = schedule->steps;
-    int32_t *counts[] = {&schedule->buffer_count, &schedule->step_count};
-    int64_t *sizes[] = {&schedule->window_bytes, &schedule->scratch_bytes};
     int32_t count = schedule->step_count;
     if (count == 0 || schedule->buffer_count == 0) {
         return;
     }
     int32_t at = fuzz_byte(in) % count;
+    int32_t other = fuzz_byte(in) % count;
     struct cp_step kept = steps[at];
-    switch (fuzz_range(in, 0, 11)) {
+    int64_t *positions[] = {&steps[at].q_first, &steps[at].k_first,
+                            &steps[at].head_first, &steps[at].kv_head_first};
+    switch (fuzz_range(in, 0, 9)) {
     case 0:
-        change_field(in, &schedule->buffers[fuzz_byte(in) % schedule->buffer_count], 0,
-                     sizeof *schedule->buffers);
+        change_schedule(in, schedule);
         break;
-    case 1:
-        schedule->rank = (int)fuzz_number(in);
-        break;
-    case 2:
-        *sizes[fuzz_flag(in)] = fuzz_number(in);
-        break;
-    case 3:
-        *counts[fuzz_flag(in)] -= 1;
-        break;
-    case 4: /* out, and the others close up */
+    case 1: /* out, and the others close up */
         memmove(&steps[at], &steps[at + 1], (size_t)(count - 1 - at) * sizeof *steps);
         schedule->step_count -= 1;
         break;
-    case 5: /* one in the place of another */
-        steps[at] = steps[fuzz_byte(in) % count];
+    case 2:
+        steps[at] = steps[other];
         break;
-    case 6: {
-        int32_t other = fuzz_byte(in) % count;
+    case 3:
         steps[at] = steps[other];
         steps[other] = kept;
         break;
-    }
+    case 4:
+        *positions[fuzz_range(in, 0, 3)] = fuzz_number(in);
+        break;
+    case 5:
+    case 6:
+        change_buffer(in, &schedule->buffers[fuzz_byte(in) % schedule->buffer_count]);
+        break;
     default:
         change_step(in, &steps[at]);
         break;
@@ -523,31 +545,56 @@ static void inflate(const struct scene *scene, enum cp_transport transport)
     destroy_set(&set);
 }
 
+/* One call, or several in a row with another one among them. */
+static void prove_calls(const struct scene *first, enum mode mode, int count,
+                        enum cp_transport transport, int64_t after)
+{
+    struct scene scenes[2];
+    memcpy(&scenes[0], first, sizeof scenes[0]);
+    read_scene(first->in, first->world, false, &scenes[1]);
+    if (!agree(&scenes[1]) || !has_schedule(&scenes[0]) || !has_schedule(&scenes[1])) {
+        count = 1;
+    }
+    if (mode == MODE_STARVE) {
+        starve(scenes, count, transport, after);
+    }
+    check_proved(scenes, count, CP_PULL);
+    check_proved(scenes, count, CP_TWO_SIDED);
+}
+
+static void run(const struct scene *scene, enum mode mode, int count,
+                enum cp_transport transport, int64_t after)
+{
+    switch (mode) {
+    case MODE_PROVE:
+    case MODE_STARVE:
+        prove_calls(scene, mode, count, transport, after);
+        return;
+    case MODE_BREAK:
+        if (has_schedule(scene)) {
+            break_schedule(scene, transport);
+        }
+        return;
+    case MODE_INFLATE:
+        inflate(scene, transport);
+        return;
+    case MODES:
+        break;
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct fuzz_input in = {data, bytes};
-    struct scene scenes[2];
+    struct scene scene;
     int64_t live = cp_mem_stats().live_blocks;
     enum mode mode = (enum mode)fuzz_range(&in, 0, MODES - 1);
     enum cp_transport transport = fuzz_flag(&in) ? CP_PULL : CP_TWO_SIDED;
     int count = (int)fuzz_range(&in, 1, MOST_CALLS);
     int64_t after = fuzz_byte(&in);
-    read_scene(&in, 0, mode == MODE_INFLATE, &scenes[0]);
-    read_scene(&in, scenes[0].world, false, &scenes[1]);
-    bool is_agreed = agree(&scenes[0]);
-    bool has_second =
-        agree(&scenes[1]) && has_schedule(&scenes[1]) && has_schedule(&scenes[0]);
-    count = has_second ? count : 1;
-    if (is_agreed && mode == MODE_INFLATE) {
-        inflate(&scenes[0], transport);
-    } else if (is_agreed && mode == MODE_BREAK && has_schedule(&scenes[0])) {
-        break_schedule(&scenes[0], transport);
-    } else if (is_agreed) {
-        if (mode == MODE_STARVE) {
-            starve(scenes, count, transport, after);
-        }
-        check_proved(scenes, count, CP_PULL);
-        check_proved(scenes, count, CP_TWO_SIDED);
+    read_scene(&in, 0, mode == MODE_INFLATE, &scene);
+    if (agree(&scene)) {
+        run(&scene, mode, count, transport, after);
     }
     FUZZ_CHECK(cp_mem_stats().live_blocks == live, "memory is left behind");
     return 0;
