@@ -36,26 +36,17 @@ __device__ inline void find(const cp_nest &nest, uint32_t at, char *&dst,
     }
 }
 
-template <class Unit>
-__global__ void __launch_bounds__(THREADS) move_kernel(cp_nest nest, uint32_t count)
-{
-    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
-    if (at < count) {
-        char *dst;
-        const char *src;
-        find(nest, at, dst, src);
+/* What is done with a unit. */
+template <class Unit> struct move_unit {
+    static __device__ void apply(char *dst, const char *src)
+    {
         *(Unit *)dst = *(const Unit *)src;
     }
-}
+};
 
-template <class Dst, class Src, int N>
-__global__ void __launch_bounds__(THREADS) convert_kernel(cp_nest nest, uint32_t count)
-{
-    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
-    if (at < count) {
-        char *dst;
-        const char *src;
-        find(nest, at, dst, src);
+template <class Dst, class Src, int N> struct convert_unit {
+    static __device__ void apply(char *dst, const char *src)
+    {
         unit<Src, N> from = *(const unit<Src, N> *)src;
         unit<Dst, N> to;
         for (int i = 0; i < N; i++) {
@@ -63,22 +54,29 @@ __global__ void __launch_bounds__(THREADS) convert_kernel(cp_nest nest, uint32_t
         }
         *(unit<Dst, N> *)dst = to;
     }
-}
+};
 
-template <class T, int N>
-__global__ void __launch_bounds__(THREADS) add_kernel(cp_nest nest, uint32_t count)
-{
-    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
-    if (at < count) {
-        char *dst;
-        const char *src;
-        find(nest, at, dst, src);
+template <class T, int N> struct add_unit {
+    static __device__ void apply(char *dst, const char *src)
+    {
         unit<T, N> from = *(const unit<T, N> *)src;
         unit<T, N> to = *(unit<T, N> *)dst;
         for (int i = 0; i < N; i++) {
             to.element[i] += from.element[i];
         }
         *(unit<T, N> *)dst = to;
+    }
+};
+
+template <class Op>
+__global__ void __launch_bounds__(THREADS) each_kernel(cp_nest nest, uint32_t count)
+{
+    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
+    if (at < count) {
+        char *dst;
+        const char *src;
+        find(nest, at, dst, src);
+        Op::apply(dst, src);
     }
 }
 
@@ -110,46 +108,38 @@ enum cp_code move(const cp_nest &nest, cp_stream *stream)
     cp_nest wide = cp_nest_widen(&by_byte, WIDEST_MOVE, &bytes);
     switch (bytes) {
     case 16:
-        return launch(move_kernel<unit<uint64_t, 2>>, wide, stream);
+        return launch(each_kernel<move_unit<unit<uint64_t, 2>>>, wide, stream);
     case 8:
-        return launch(move_kernel<uint64_t>, wide, stream);
+        return launch(each_kernel<move_unit<uint64_t>>, wide, stream);
     case 4:
-        return launch(move_kernel<uint32_t>, wide, stream);
+        return launch(each_kernel<move_unit<uint32_t>>, wide, stream);
     case 2:
-        return launch(move_kernel<uint16_t>, wide, stream);
+        return launch(each_kernel<move_unit<uint16_t>>, wide, stream);
     default:
-        return launch(move_kernel<uint8_t>, wide, stream);
+        return launch(each_kernel<move_unit<uint8_t>>, wide, stream);
     }
+}
+
+/* `Wide` where units can be of WIDEST elements, else `One`. */
+template <class Wide, class One>
+enum cp_code launch_widest(const cp_nest &nest, cp_stream *stream)
+{
+    int64_t width = 0;
+    cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
+    return width == WIDEST ? launch(each_kernel<Wide>, wide, stream)
+                           : launch(each_kernel<One>, nest, stream);
 }
 
 template <class Dst, class Src>
 enum cp_code convert(const cp_nest &nest, cp_stream *stream)
 {
-    int64_t width = 0;
-    cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
-    return width == WIDEST ? launch(convert_kernel<Dst, Src, WIDEST>, wide, stream)
-                           : launch(convert_kernel<Dst, Src, 1>, nest, stream);
+    return launch_widest<convert_unit<Dst, Src, WIDEST>, convert_unit<Dst, Src, 1>>(
+        nest, stream);
 }
 
 template <class T> enum cp_code add(const cp_nest &nest, cp_stream *stream)
 {
-    int64_t width = 0;
-    cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
-    return width == WIDEST ? launch(add_kernel<T, WIDEST>, wide, stream)
-                           : launch(add_kernel<T, 1>, nest, stream);
-}
-
-enum cp_code check_shapes(const cp_view *dst, const cp_view *src, const char *verb)
-{
-    for (int i = 0; i < CP_AXES; i++) {
-        if (dst->n[i] != src->n[i] || dst->n[i] < 0) {
-            return cp_fail(
-                CP_ERR_INTERNAL,
-                "%s between boxes of different lengths on axis %d: %lld and %lld", verb,
-                i, (long long)dst->n[i], (long long)src->n[i]);
-        }
-    }
-    return CP_OK;
+    return launch_widest<add_unit<T, WIDEST>, add_unit<T, 1>>(nest, stream);
 }
 
 enum cp_code check_alignment(const cp_nest &nest, const char *verb)
@@ -165,7 +155,7 @@ enum cp_code check_alignment(const cp_nest &nest, const char *verb)
 enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
                           struct cp_stream *stream)
 {
-    CP_TRY(check_shapes(dst, src, "copy"));
+    CP_TRY(cp_view_check_same(dst, src, "copy"));
     bool is_move = dst->dtype == src->dtype && cp_dtype_bytes(dst->dtype) > 0;
     if (!is_move && !(cp_dtype_attends(dst->dtype) && cp_dtype_attends(src->dtype))) {
         return cp_fail(CP_ERR_INTERNAL, "no conversion from %s to %s",
@@ -189,7 +179,7 @@ enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
 enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
                          struct cp_stream *stream)
 {
-    CP_TRY(check_shapes(dst, src, "add"));
+    CP_TRY(cp_view_check_same(dst, src, "add"));
     bool is_double = dst->dtype == CP_DTYPE_FLOAT64;
     if (dst->dtype != src->dtype || (dst->dtype != CP_DTYPE_FLOAT32 && !is_double)) {
         return cp_fail(CP_ERR_INTERNAL,

@@ -33,7 +33,9 @@ def plain(names):
     shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     readable = {}
     for name, long in zip(names, shown.splitlines(), strict=True):
-        match = re.search(r"(\w+_kernel)(<[^(]*>)?\(", long)
+        # "> >" and the place in no namespace are c++filt's ways of writing.
+        short = long.replace("(anonymous namespace)::", "").replace("> >", ">>")
+        match = re.search(r"(\w+_kernel)(<[^(]*>)?\(", short)
         readable[name] = (match[1] + (match[2] or "")) if match else long
     return readable
 

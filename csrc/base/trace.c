@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 
 enum { BUFFER = 32768, LINE = 512 };
 
@@ -125,17 +126,14 @@ void cp_trace_add(struct cp_trace *trace, const struct cp_span *span, enum cp_co
 {
     char line[LINE];
     char more[96] = "";
-    int used = 0;
     if (span->step >= 0) {
-        used += snprintf(more, sizeof more, ",\"step\":%d", span->step);
+        cp_text_append(more, sizeof more, ",\"step\":%d", span->step);
     }
     if (span->peer >= 0) {
-        used += snprintf(more + used, sizeof more - (size_t)used, ",\"peer\":%d",
-                         span->peer);
+        cp_text_append(more, sizeof more, ",\"peer\":%d", span->peer);
     }
     if (code != CP_OK) {
-        (void)snprintf(more + used, sizeof more - (size_t)used, ",\"error\":\"%s\"",
-                       cp_code_name(code));
+        cp_text_append(more, sizeof more, ",\"error\":\"%s\"", cp_code_name(code));
     }
     append(trace, line,
            snprintf(line, sizeof line,

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/point.h"
+#include "base/text.h"
 #include "base/watch_report.h"
 
 /* A wake-up by futex costs about 50 us on a busy host: as long as it may take to be woken, it pays to look. */
@@ -131,24 +132,15 @@ static enum cp_code break_context(struct cp_watch *watch)
 static bool name_missing(const struct cp_watch *watch, const struct cp_wait *wait,
                          char *text, size_t size)
 {
+    char list[248] = "";
     int missing = 0;
-    size_t used = 0;
     for (int rank = 0; rank < watch->world; rank++) {
-        if (rank == watch->rank || !wait->needs(wait->arg, rank)) {
-            continue;
-        }
-        missing++;
-        if (used < size) {
-            int added = snprintf(text + used, size - used, "%s%d",
-                                 missing > 1 ? ", " : "", rank);
-            used += added > 0 ? (size_t)added : 0;
+        if (rank != watch->rank && wait->needs(wait->arg, rank)) {
+            missing++;
+            cp_text_append(list, sizeof list, "%s%d", missing > 1 ? ", " : "", rank);
         }
     }
-    if (missing > 0) {
-        char list[256];
-        (void)snprintf(list, sizeof list, "%s", text);
-        (void)snprintf(text, size, "%s %.240s", missing > 1 ? "ranks" : "rank", list);
-    }
+    cp_text_append(text, size, "%s %s", missing > 1 ? "ranks" : "rank", list);
     return missing > 0;
 }
 

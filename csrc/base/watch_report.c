@@ -1,9 +1,9 @@
 /* What every rank is doing, in one sentence. */
 #include "base/watch_report.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
+
+#include "base/text.h"
 
 enum { MOST = 64 }; /* ranks that one sentence can hold */
 
@@ -22,21 +22,6 @@ static struct doing doing_of(const struct cp_watch *watch, int rank, int64_t now
     return doing;
 }
 
-/* Adds to what `text` holds; what does not fit is cut. */
-static void append(char *text, size_t size, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void append(char *text, size_t size, const char *format, ...)
-{
-    size_t used = strnlen(text, size);
-    va_list args;
-    va_start(args, format);
-    if (used < size) {
-        (void)vsnprintf(text + used, size - used, format, args);
-    }
-    va_end(args);
-}
-
 /* The ranks that do what `first` does, `first` included; they are told by then. */
 static void name_all_like(const struct doing *doing, bool *is_told, int world,
                           int first, char *text, size_t size)
@@ -46,7 +31,7 @@ static void name_all_like(const struct doing *doing, bool *is_told, int world,
     for (int rank = first; rank < world; rank++) {
         if (strcmp(doing[rank].phrase, doing[first].phrase) == 0) {
             is_told[rank] = true;
-            append(text, size, "%s%d", count > 0 ? ", " : "", rank);
+            cp_text_append(text, size, "%s%d", count > 0 ? ", " : "", rank);
             count++;
         }
     }
@@ -72,9 +57,9 @@ void cp_watch_report(const struct cp_watch *watch, char *text, size_t size)
             continue;
         }
         name_all_like(doing, is_told, world, rank, names, sizeof names);
-        append(text, size, "%srank%s %s: %s (%.1f s)", before,
-               strchr(names, ',') != NULL ? "s" : "", names, doing[rank].phrase,
-               doing[rank].seconds);
+        cp_text_append(text, size, "%srank%s %s: %s (%.1f s)", before,
+                       strchr(names, ',') != NULL ? "s" : "", names, doing[rank].phrase,
+                       doing[rank].seconds);
         before = "; ";
     }
 }

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "control/gate.h"
 #include "control/meet_fork.h"
 #include "control/meet_wire.h"
@@ -361,14 +362,11 @@ static enum cp_code fail_late(const struct cp_meeting *meeting,
                               struct cp_deadline deadline)
 {
     char list[160] = "";
-    size_t used = 0;
     int missing = count_missing(meeting);
     for (int rank = 0; rank < meeting->self.world; rank++) {
-        if (rank != meeting->self.rank && !meeting->peer[rank].is_met &&
-            used < sizeof list) {
-            int added = snprintf(list + used, sizeof list - used, "%s%d",
-                                 used > 0 ? ", " : "", rank);
-            used += added > 0 ? (size_t)added : 0;
+        if (rank != meeting->self.rank && !meeting->peer[rank].is_met) {
+            cp_text_append(list, sizeof list, "%s%d", list[0] != '\0' ? ", " : "",
+                           rank);
         }
     }
     return cp_fail_rank(

@@ -130,20 +130,6 @@ static run_function copy_run(enum cp_dtype dst, enum cp_dtype src)
     return dst < CP_DTYPE_COUNT && src < CP_DTYPE_COUNT ? convert[dst][src] : NULL;
 }
 
-static enum cp_code check_shapes(const struct cp_view *dst, const struct cp_view *src,
-                                 const char *verb)
-{
-    for (int i = 0; i < CP_AXES; i++) {
-        if (dst->n[i] != src->n[i] || dst->n[i] < 0) {
-            return cp_fail(
-                CP_ERR_INTERNAL,
-                "%s between boxes of different lengths on axis %d: %lld and %lld", verb,
-                i, (long long)dst->n[i], (long long)src->n[i]);
-        }
-    }
-    return CP_OK;
-}
-
 static void apply(const struct cp_view *dst, const struct cp_view *src,
                   run_function run)
 {
@@ -159,7 +145,7 @@ static enum cp_code cpu_copy(struct cp_device *device, const struct cp_view *dst
 {
     (void)device;
     (void)stream;
-    CP_TRY(check_shapes(dst, src, "copy"));
+    CP_TRY(cp_view_check_same(dst, src, "copy"));
     run_function run = copy_run(dst->dtype, src->dtype);
     if (run == NULL) {
         return cp_fail(CP_ERR_INTERNAL, "no conversion from %s to %s",
@@ -195,7 +181,7 @@ static enum cp_code cpu_add(struct cp_device *device, const struct cp_view *dst,
 {
     (void)device;
     (void)stream;
-    CP_TRY(check_shapes(dst, src, "add"));
+    CP_TRY(cp_view_check_same(dst, src, "add"));
     if (dst->dtype != src->dtype ||
         (dst->dtype != CP_DTYPE_FLOAT32 && dst->dtype != CP_DTYPE_FLOAT64)) {
         return cp_fail(CP_ERR_INTERNAL,

@@ -1,11 +1,12 @@
 /* The list of CPU kernels, and the choice among them. */
 #include "kernel/kernel_cpu.h"
 
-#include <stdio.h>
 #include <string.h>
 #ifdef CP_HAVE_X86
 #include <cpuid.h>
 #endif
+
+#include "base/text.h"
 
 /* Ascending. Index 0 is available everywhere. */
 static const struct cp_kernel_ops *const kernels[] = {
@@ -77,7 +78,6 @@ enum cp_code cp_kernel_cpu_parse(const char *text, int *isa)
         return CP_OK;
     }
     char allowed[128] = "";
-    size_t used = 0;
     for (int i = 0; i < KERNELS; i++) {
         if (!kernels[i]->is_available()) {
             continue;
@@ -86,10 +86,8 @@ enum cp_code cp_kernel_cpu_parse(const char *text, int *isa)
             *isa = i;
             return CP_OK;
         }
-        int written = snprintf(allowed + used, sizeof allowed - used, "%s%s",
-                               used > 0 ? ", " : "", kernels[i]->name);
-        used += written > 0 ? (size_t)written : 0;
-        used = used < sizeof allowed ? used : sizeof allowed - 1;
+        cp_text_append(allowed, sizeof allowed, "%s%s", allowed[0] != '\0' ? ", " : "",
+                       kernels[i]->name);
     }
     return cp_fail(CP_ERR_VALUE, "CP_ATTN_ISA is \"%.40s\"; this machine allows: %s",
                    text, allowed);

@@ -2,12 +2,11 @@
 #include "plan/agree.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "plan/mask_axis.h"
 #include "tensor/dtype.h"
 
@@ -44,28 +43,6 @@ static const char *check_name(const struct cp_call *call)
     return cp_call_is_attention(call) ? "seq_lens or kv_lens" : "what is agreed on";
 }
 
-struct text {
-    char *at;
-    size_t left;
-};
-
-static void append(struct text *text, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void append(struct text *text, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int wrote = vsnprintf(text->at, text->left, format, args);
-    va_end(args);
-    size_t used = wrote < 0 ? 0 : (size_t)wrote;
-    if (used >= text->left) {
-        used = text->left > 0 ? text->left - 1 : 0;
-    }
-    text->at += used;
-    text->left -= used;
-}
-
 static double scale_of(const struct cp_call *call)
 {
     double scale = 0.0;
@@ -73,68 +50,72 @@ static double scale_of(const struct cp_call *call)
     return scale;
 }
 
-static void print_attention(struct text *text, const struct cp_record *record)
+static void print_attention(char *text, size_t bytes, const struct cp_record *record)
 {
     const struct cp_call *call = &record->call;
-    append(text, "%s(q %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
-           cp_op_name((enum cp_op)call->op), call->batch, record->sizes[CP_SIZE_Q_ROWS],
-           call->heads, call->head_dim);
-    append(text, ", k %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64, call->batch,
-           record->sizes[CP_SIZE_KV_ROWS], call->kv_heads, call->head_dim);
+    cp_text_append(text, bytes, "%s(q %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
+                   cp_op_name((enum cp_op)call->op), call->batch,
+                   record->sizes[CP_SIZE_Q_ROWS], call->heads, call->head_dim);
+    cp_text_append(text, bytes, ", k %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64,
+                   call->batch, record->sizes[CP_SIZE_KV_ROWS], call->kv_heads,
+                   call->head_dim);
     if (call->value_dim != call->head_dim) {
-        append(text, ", v head dim %" PRId64, call->value_dim);
+        cp_text_append(text, bytes, ", v head dim %" PRId64, call->value_dim);
     }
-    append(text, ", %s", cp_dtype_name((enum cp_dtype)call->dtype));
-    append(text, ", scale %.9g", scale_of(call));
+    cp_text_append(text, bytes, ", %s", cp_dtype_name((enum cp_dtype)call->dtype));
+    cp_text_append(text, bytes, ", scale %.9g", scale_of(call));
     if (call->mask_kind != CP_MASK_NONE) {
-        append(text, ", attn_mask %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " %s",
-               call->mask_batch, call->mask_heads, record->sizes[CP_SIZE_MASK_ROWS],
-               record->sizes[CP_SIZE_MASK_KEYS],
-               cp_dtype_name((enum cp_dtype)call->mask_dtype));
+        cp_text_append(text, bytes,
+                       ", attn_mask %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " %s",
+                       call->mask_batch, call->mask_heads,
+                       record->sizes[CP_SIZE_MASK_ROWS],
+                       record->sizes[CP_SIZE_MASK_KEYS],
+                       cp_dtype_name((enum cp_dtype)call->mask_dtype));
     }
-    append(text, "%s%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
-           call->kv_replicated != 0 ? ", kv replicated" : "",
-           call->enable_gqa != 0 ? ", enable_gqa" : "",
-           call->want_lse != 0 ? ", return_lse" : "");
+    cp_text_append(text, bytes, "%s%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
+                   call->kv_replicated != 0 ? ", kv replicated" : "",
+                   call->enable_gqa != 0 ? ", enable_gqa" : "",
+                   call->want_lse != 0 ? ", return_lse" : "");
 }
 
-static void print_cut(struct text *text, const struct cp_record *record)
+static void print_cut(char *text, size_t bytes, const struct cp_record *record)
 {
     const struct cp_call *call = &record->call;
-    append(text, "%s(", cp_op_name((enum cp_op)call->op));
+    cp_text_append(text, bytes, "%s(", cp_op_name((enum cp_op)call->op));
     for (int axis = 0; axis < call->ndim && axis < CP_EXTENTS; axis++) {
         bool is_part = axis == call->dim && call->op != CP_OP_REDUCE_SCATTER;
-        append(text, "%s%" PRId64, axis > 0 ? "x" : "",
-               is_part ? record->sizes[CP_SIZE_ROWS] : call->extent[axis]);
+        cp_text_append(text, bytes, "%s%" PRId64, axis > 0 ? "x" : "",
+                       is_part ? record->sizes[CP_SIZE_ROWS] : call->extent[axis]);
     }
-    append(text, " %s, dim %d", cp_dtype_name((enum cp_dtype)call->dtype),
-           (int)call->dim);
+    cp_text_append(text, bytes, " %s, dim %d",
+                   cp_dtype_name((enum cp_dtype)call->dtype), (int)call->dim);
     if (call->op == CP_OP_REDUCE_SCATTER) {
-        append(text, ", %" PRId64 " own rows", record->sizes[CP_SIZE_ROWS]);
+        cp_text_append(text, bytes, ", %" PRId64 " own rows",
+                       record->sizes[CP_SIZE_ROWS]);
     }
-    append(text, ")");
+    cp_text_append(text, bytes, ")");
 }
 
 void cp_call_print(const struct cp_record *record, char *text, size_t bytes)
 {
-    struct text to = {.at = text, .left = bytes};
+    text[0] = '\0';
     switch ((enum cp_op)record->call.op) {
     case CP_OP_ATTENTION:
     case CP_OP_ATTENTION_BACKWARD:
-        print_attention(&to, record);
+        print_attention(text, bytes, record);
         return;
     case CP_OP_SHARD:
     case CP_OP_GATHER:
     case CP_OP_REDUCE_SCATTER:
-        print_cut(&to, record);
+        print_cut(text, bytes, record);
         return;
     case CP_OP_AGREE:
-        append(&to, "agree()");
+        cp_text_append(text, bytes, "agree()");
         return;
     case CP_OP_NONE:
         break;
     }
-    append(&to, "no call");
+    cp_text_append(text, bytes, "no call");
 }
 
 static enum cp_code fail_difference(const struct cp_record *records, int rank,

@@ -2,11 +2,11 @@
 #include "tensor/tensor.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/mem.h"
+#include "base/text.h"
 
 /* What stands for the address of no elements: aligned, not NULL (which means "no tensor" in a view), never read. */
 static char *nowhere(void)
@@ -17,23 +17,15 @@ static char *nowhere(void)
 const char *cp_tensor_print_shape(const struct cp_tensor *tensor, char *text,
                                   size_t bytes)
 {
-    size_t used = 0;
-    for (int axis = 0; axis <= tensor->ndim; axis++) {
-        int wrote = 0;
-        if (axis < tensor->ndim) {
-            wrote = snprintf(text + used, bytes - used, "%s%" PRId64,
-                             axis == 0 ? "(" : ", ", tensor->shape[axis]);
-        } else {
-            wrote = snprintf(text + used, bytes - used, "%s",
-                             axis == 0   ? "()"
-                             : axis == 1 ? ",)"
-                                         : ")");
-        }
-        if (wrote < 0 || (size_t)wrote >= bytes - used) {
-            return text;
-        }
-        used += (size_t)wrote;
+    text[0] = '\0';
+    for (int axis = 0; axis < tensor->ndim; axis++) {
+        cp_text_append(text, bytes, "%s%" PRId64, axis == 0 ? "(" : ", ",
+                       tensor->shape[axis]);
     }
+    cp_text_append(text, bytes, "%s",
+                   tensor->ndim == 0   ? "()"
+                   : tensor->ndim == 1 ? ",)"
+                                       : ")");
     return text;
 }
 

@@ -30,3 +30,17 @@ int64_t cp_view_count(const struct cp_view *view)
 {
     return view->n[0] * view->n[1] * view->n[2] * view->n[3];
 }
+
+enum cp_code cp_view_check_same(const struct cp_view *a, const struct cp_view *b,
+                                const char *verb)
+{
+    for (int i = 0; i < CP_AXES; i++) {
+        if (a->n[i] != b->n[i] || a->n[i] < 0) {
+            return cp_fail(
+                CP_ERR_INTERNAL,
+                "%s between boxes of different lengths on axis %d: %lld and %lld", verb,
+                i, (long long)a->n[i], (long long)b->n[i]);
+        }
+    }
+    return CP_OK;
+}

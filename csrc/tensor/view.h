@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/status.h"
 #include "tensor/dtype.h"
 
 enum { CP_AXES = 4 };
@@ -33,6 +34,9 @@ struct cp_view cp_view_compact(void *data, enum cp_dtype dtype, int64_t n0, int6
 struct cp_view cp_view_box(const struct cp_view *view, const int64_t first[CP_AXES],
                            const int64_t n[CP_AXES]);
 int64_t cp_view_count(const struct cp_view *view);
+/* CP_ERR_INTERNAL, naming `verb`, unless both have the same lengths and none is below 0. */
+CP_NODISCARD enum cp_code cp_view_check_same(const struct cp_view *a,
+                                             const struct cp_view *b, const char *verb);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
  * strides and dtypes. */
 #include "base/mem.h"
 #include "device/device.h"
+#include "layout.h"
 #include "tensor/convert.h"
 #include "test.h"
 
@@ -42,37 +43,6 @@ static char *element(const struct cp_view *view, const int64_t at[CP_AXES])
         data += at[i] * view->stride[i];
     }
     return data;
-}
-
-/* Some layout of `n`: axes in a random order, gaps, sometimes backwards, sometimes at
- * an odd address. */
-static struct cp_view random_layout(struct test_rng *rng, char *room,
-                                    enum cp_dtype dtype, const int64_t n[CP_AXES])
-{
-    struct cp_view view = {.data = room, .dtype = dtype};
-    int order[CP_AXES] = {0, 1, 2, 3};
-    int64_t step = cp_dtype_bytes(dtype);
-    bool is_dense = test_rng_range(rng, 0, 1) == 0;
-    for (int i = CP_AXES - 1; i > 0; i--) {
-        int other = (int)test_rng_range(rng, 0, i), swap = order[i];
-        if (test_rng_range(rng, 0, 2) == 0) {
-            order[i] = order[other];
-            order[other] = swap;
-        }
-    }
-    view.data += test_rng_range(rng, 0, 3);
-    for (int i = CP_AXES - 1; i >= 0; i--) {
-        int axis = order[i];
-        view.n[axis] = n[axis];
-        view.stride[axis] = step;
-        step = step * n[axis] +
-               (is_dense ? 0 : test_rng_range(rng, 0, 1) * cp_dtype_bytes(dtype));
-        if (!is_dense && test_rng_range(rng, 0, 3) == 0 && n[axis] > 0) {
-            view.data += (n[axis] - 1) * view.stride[axis];
-            view.stride[axis] = -view.stride[axis];
-        }
-    }
-    return view;
 }
 
 static void random_shape(struct test_rng *rng, int64_t n[CP_AXES])
@@ -125,8 +95,9 @@ static void check_random(struct test_rng *rng, enum cp_dtype to, enum cp_dtype f
     struct cp_device *cpu = cp_device_cpu();
     int64_t n[CP_AXES];
     random_shape(rng, n);
-    struct cp_view src = random_layout(rng, source, from, n),
-                   dst = random_layout(rng, got, to, n), slow = dst;
+    struct cp_view src = layout_in(rng, source + test_rng_range(rng, 0, 3), from, n),
+                   dst = layout_in(rng, got + test_rng_range(rng, 0, 3), to, n),
+                   slow = dst;
     TEST_CONTEXT("%s from %s, %lld %lld %lld %lld, dst strides %lld %lld %lld %lld, "
                  "src %lld %lld %lld %lld",
                  cp_dtype_name(to), cp_dtype_name(from), (long long)n[0],
@@ -178,8 +149,10 @@ TEST(equal_dtypes_are_copied_as_bytes)
             int64_t n[CP_AXES];
             size_t bytes = (size_t)cp_dtype_bytes((enum cp_dtype)dtype);
             random_shape(&rng, n);
-            struct cp_view src = random_layout(&rng, source, (enum cp_dtype)dtype, n);
-            struct cp_view dst = random_layout(&rng, got, (enum cp_dtype)dtype, n),
+            struct cp_view src = layout_in(&rng, source + test_rng_range(&rng, 0, 3),
+                                           (enum cp_dtype)dtype, n);
+            struct cp_view dst = layout_in(&rng, got + test_rng_range(&rng, 0, 3),
+                                           (enum cp_dtype)dtype, n),
                            slow = dst;
             TEST_CONTEXT("%s, case %d", cp_dtype_name((enum cp_dtype)dtype), i);
             slow.data = want + (dst.data - got);

@@ -3,7 +3,9 @@
  * A call is made as the executor makes it: keys come in blocks cut at random, packed
  * into panels, heads in groups; tensors lie in memory in any order of their axes;
  * scratch is full of NaN; guard bytes stand around everything. */
+#include "judge.h"
 #include "kernel/kernel_cpu.h"
+#include "layout.h"
 #include "oracle.h"
 #include "tensor/convert.h"
 #include "test.h"
@@ -118,42 +120,14 @@ static void view_read(const struct cp_view *view, double *to)
     }
 }
 
-/* A view in a block of its own: half of them compact, the others with axes in any
- * order, gaps between elements and any axis backwards. */
+/* A view in a block of its own. */
 static struct cp_view view_new(struct test_rng *rng, enum cp_dtype dtype,
                                const int64_t n[CP_AXES])
 {
-    struct cp_view view = cp_view_compact(NULL, dtype, n[0], n[1], n[2], n[3]);
-    int64_t bytes = cp_dtype_bytes(dtype), size = cp_view_count(&view) * bytes,
-            first = 0;
-    if (test_rng_range(rng, 0, 1) == 1) {
-        int order[CP_AXES] = {0, 1, 2, 3};
-        size = bytes;
-        for (int i = CP_AXES - 1; i >= 0; i--) {
-            int j = (int)test_rng_range(rng, 0, i), axis = order[j];
-            order[j] = order[i];
-            size *= test_rng_range(rng, 0, 3) == 0 ? 2 : 1;
-            view.stride[axis] = size;
-            size *= n[axis];
-            if (n[axis] > 0 && test_rng_range(rng, 0, 7) == 0) {
-                first += view.stride[axis] * (n[axis] - 1);
-                view.stride[axis] = -view.stride[axis];
-            }
-        }
-    }
-    view.data = (char *)block_new(size, 0xff) + (size > 0 ? first : 0);
+    int64_t first = 0, bytes = 0;
+    struct cp_view view = layout_any(rng, dtype, n, &first, &bytes);
+    view.data = (char *)block_new(bytes, 0xff) + first;
     return view;
-}
-
-/* The part [first, first + count) of one axis. */
-static struct cp_view view_part(const struct cp_view *view, int axis, int64_t first,
-                                int64_t count)
-{
-    int64_t from[CP_AXES] = {0}, n[CP_AXES];
-    memcpy(n, view->n, sizeof n);
-    from[axis] = first;
-    n[axis] = count;
-    return cp_view_box(view, from, n);
 }
 
 /* ---- one random call ---- */
@@ -432,18 +406,18 @@ static struct cp_view mask_part(const struct cp_view *mask, const struct cut *cu
 {
     struct cp_view part = *mask;
     if (part.data != NULL && part.n[1] > 1) {
-        part = view_part(&part, 1, cut->head, cut->heads);
+        part = layout_part(&part, 1, cut->head, cut->heads);
     }
     if (part.data != NULL && part.n[3] > 1) {
-        part = view_part(&part, 3, cut->key, cut->keys);
+        part = layout_part(&part, 3, cut->key, cut->keys);
     }
     return part;
 }
 
 static struct cp_view keys_part(const struct cp_view *view, const struct cut *cut)
 {
-    struct cp_view heads = view_part(view, 2, cut->kv, cut->kvs);
-    return view_part(&heads, 1, cut->key, cut->keys);
+    struct cp_view heads = layout_part(view, 2, cut->kv, cut->kvs);
+    return layout_part(&heads, 1, cut->key, cut->keys);
 }
 
 /* Panels for a view of (B, rows, heads, n), sometimes with gaps between them. */
@@ -469,7 +443,7 @@ static void attend_cut(const struct problem *p, struct test_rng *rng,
     int first = block_count;
     struct cp_view k = keys_part(&t->k, cut), v = keys_part(&t->v, cut);
     struct cp_attend_args args = {
-        .q = view_part(&t->q, 2, cut->head, cut->heads),
+        .q = layout_part(&t->q, 2, cut->head, cut->heads),
         .k = panels_new(rng, &format->k, &k, 0xff),
         .v = panels_new(rng, &format->v, &v, 0xff),
         .mask = mask_part(&t->mask, cut),
@@ -490,14 +464,14 @@ static void grad_cut(const struct problem *p, const struct cp_kernel_ops *ops,
 {
     int first = block_count;
     struct cp_grad_args args = {
-        .q = view_part(&t->q, 2, cut->head, cut->heads),
+        .q = layout_part(&t->q, 2, cut->head, cut->heads),
         .k = keys_part(&t->k, cut),
         .v = keys_part(&t->v, cut),
-        .dout = view_part(&t->dout, 2, cut->head, cut->heads),
-        .lse = view_part(&t->lse, 2, cut->head, cut->heads),
-        .delta = view_part(&t->delta, 2, cut->head, cut->heads),
+        .dout = layout_part(&t->dout, 2, cut->head, cut->heads),
+        .lse = layout_part(&t->lse, 2, cut->head, cut->heads),
+        .delta = layout_part(&t->delta, 2, cut->head, cut->heads),
         .mask = mask_part(&t->mask, cut),
-        .dq = view_part(&t->dq, 2, cut->head, cut->heads),
+        .dq = layout_part(&t->dq, 2, cut->head, cut->heads),
         .dk = keys_part(&t->dk, cut),
         .dv = keys_part(&t->dv, cut),
         .place = place_of(p, cut),
@@ -514,7 +488,7 @@ static void run_heads(const struct problem *p, struct test_rng *rng,
                       const struct tensors *t, struct cut cut)
 {
     int first = block_count;
-    struct cp_view out = view_part(&t->out, 2, cut.head, cut.heads);
+    struct cp_view out = layout_part(&t->out, 2, cut.head, cut.heads);
     struct cp_view state = panels_new(rng, &format->state, &out, 0);
     struct test_rng cuts = *rng;
     for (int pass = 0; pass < 2; pass++) {
@@ -537,15 +511,15 @@ static void run_heads(const struct problem *p, struct test_rng *rng,
             struct cp_finish_args finish = {
                 .state = state,
                 .out = out,
-                .lse = view_part(&t->lse, 2, cut.head, cut.heads)};
+                .lse = layout_part(&t->lse, 2, cut.head, cut.heads)};
             CHECK(ops->finish(&finish, NULL) == CP_OK);
             struct cp_delta_args delta = {
                 .out = out,
-                .dout = view_part(&t->dout, 2, cut.head, cut.heads),
-                .delta = view_part(&t->delta, 2, cut.head, cut.heads),
+                .dout = layout_part(&t->dout, 2, cut.head, cut.heads),
+                .delta = layout_part(&t->delta, 2, cut.head, cut.heads),
             };
             if (t->dlse.data != NULL) {
-                delta.dlse = view_part(&t->dlse, 2, cut.head, cut.heads);
+                delta.dlse = layout_part(&t->dlse, 2, cut.head, cut.heads);
             }
             CHECK(ops->delta(&delta, NULL) == CP_OK);
         }
@@ -579,48 +553,6 @@ static void run_kernel(const struct problem *p, struct test_rng *rng,
 
 /* ---- judging ---- */
 
-static double roundoff(enum cp_dtype dtype)
-{
-    return dtype == CP_DTYPE_FLOAT64    ? 0x1p-52
-           : dtype == CP_DTYPE_FLOAT32  ? 0x1p-23
-           : dtype == CP_DTYPE_BFLOAT16 ? 0x1p-7
-                                        : 0x1p-10;
-}
-
-/* Worst error so far in units of what is allowed. */
-static double worst_seen;
-
-/* Allowed is so many times the plain method's error, and never less than `few`, a
- * relative error of the largest value, or of `size` where that is more. */
-static void judge(const char *kernel, const char *what, int64_t count,
-                  const double *got, const double *truth, const double *plain,
-                  double times, double few, double size)
-{
-    double yardstick = 0, top = size > 1 ? size : 1, worst = 0;
-    int64_t where = 0;
-    for (int64_t i = 0; i < count; i++) {
-        double error = plain[i] == truth[i] ? 0 : fabs(plain[i] - truth[i]);
-        yardstick = error > yardstick && isfinite(error) ? error : yardstick;
-        top = fabs(truth[i]) > top && isfinite(truth[i]) ? fabs(truth[i]) : top;
-    }
-    double allowed = times * yardstick > few * top ? times * yardstick : few * top;
-    for (int64_t i = 0; i < count; i++) {
-        double error = got[i] == truth[i] ? 0 : fabs(got[i] - truth[i]) / allowed;
-        error = isfinite(error) ? error : HUGE_VAL;
-        if (error > worst) {
-            worst = error;
-            where = i;
-        }
-    }
-    worst_seen = worst > worst_seen ? worst : worst_seen;
-    if (worst > 1) {
-        (void)test_fail(__FILE__, __LINE__,
-                        "%s: %s[%lld] is %.9g, truth %.9g: %.2f times what is allowed",
-                        kernel, what, (long long)where, got[where], truth[where],
-                        worst);
-    }
-}
-
 static void problem_judge(const struct problem *p, const struct cp_kernel_ops *ops,
                           const struct oracle_output *got)
 {
@@ -633,8 +565,10 @@ static void problem_judge(const struct problem *p, const struct cp_kernel_ops *o
     /* The rounding of a score is a relative error of its weight, half of the score in
      * size: of no account among the few roundings allowed while scores are ordinary. */
     double spread = p->truth.score_size > 4 ? p->truth.score_size / 4 : 1;
-    double eps = roundoff(p->dtype) * (is_double ? 64 : (is_half ? 1 : 8)) * spread;
-    double lse_eps = roundoff(cp_dtype_sum(p->dtype)) * (is_double ? 64 : 8) * spread;
+    double eps =
+        judge_roundoff(p->dtype) * (is_double ? 64 : (is_half ? 1 : 8)) * spread;
+    double lse_eps =
+        judge_roundoff(cp_dtype_sum(p->dtype)) * (is_double ? 64 : 8) * spread;
     /* With float64 there is nothing better than the truth's own arithmetic to measure
      * with. */
     const struct oracle_output *plain = is_double ? &p->truth : &p->plain;
@@ -656,7 +590,7 @@ static void problem_judge(const struct problem *p, const struct cp_kernel_ops *o
     /* Gradients of scores are differences, dp - delta. Where one weight is nearly 1 the
      * plain method's errors of the two cancel, and those of any method that has delta
      * from the output do not. */
-    double ds = in->scale * p->size * p->truth.ds_size;
+    double ds = fmax(in->scale * p->size * p->truth.ds_size, 1);
     /* A kernel that borrows its gradient has scores rounded in two ways, and weights
      * that do not quite add up to 1. */
     bool is_borrowed =
@@ -675,7 +609,7 @@ static void problem_judge(const struct problem *p, const struct cp_kernel_ops *o
 static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
 {
     struct test_rng rng = test_rng_init(stream);
-    worst_seen = 0;
+    judge_worst = 0;
     for (int i = 0; i < count; i++) {
         struct problem p;
         problem_init(&p, &rng, dtype);
@@ -697,7 +631,7 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         problem_free(&p);
     }
     printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
-           count, worst_seen);
+           count, judge_worst);
 }
 
 TEST(float32)
@@ -816,7 +750,7 @@ TEST(long_sums)
     problem_fill(&p, &rng, false, false);
     struct oracle_output got = output_new(&p.in);
     const struct cp_kernel_ops *ops = NULL;
-    worst_seen = 0;
+    judge_worst = 0;
     for (int isa = 0; (ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
         struct cp_format format;
         if (ops->is_available() && ops->describe(p.dtype, 16, 16, &format) == CP_OK) {
@@ -824,7 +758,7 @@ TEST(long_sums)
             problem_judge(&p, ops, &got);
         }
     }
-    printf("long sums: worst error %.2f of what is allowed\n", worst_seen);
+    printf("long sums: worst error %.2f of what is allowed\n", judge_worst);
     output_free(&got);
     problem_free(&p);
 }

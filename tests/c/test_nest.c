@@ -1,4 +1,5 @@
 /* Simplified loops visit the same pairs of places as the plain ones, each once. */
+#include "layout.h"
 #include "tensor/nest.h"
 #include "test.h"
 
@@ -59,30 +60,6 @@ static int list_views(const struct cp_view *dst, const struct cp_view *src,
     return count;
 }
 
-/* A box of at most MOST elements inside `room`: axes in any order, with gaps or without,
- * forwards or backwards. */
-static struct cp_view random_view(struct test_rng *rng, char *room, enum cp_dtype dtype,
-                                  const int64_t n[CP_AXES])
-{
-    struct cp_view view = {.data = room + ROOM / 2, .dtype = dtype};
-    int order[CP_AXES] = {0, 1, 2, 3};
-    int64_t stride = cp_dtype_bytes(dtype);
-    for (int i = CP_AXES - 1; i > 0; i--) {
-        int other = (int)test_rng_range(rng, 0, i);
-        int kept = order[i];
-        order[i] = order[other];
-        order[other] = kept;
-    }
-    for (int i = 0; i < CP_AXES; i++) {
-        int axis = order[i];
-        view.n[axis] = n[axis];
-        view.stride[axis] = test_rng_range(rng, 0, 3) == 0 ? -stride : stride;
-        stride *= n[axis];
-        stride += test_rng_range(rng, 0, 2) == 0 ? stride : 0;
-    }
-    return view;
-}
-
 static void random_shape(struct test_rng *rng, int64_t n[CP_AXES])
 {
     for (int i = 0; i < CP_AXES; i++) {
@@ -97,8 +74,8 @@ TEST(loops_visit_what_the_views_do)
         struct pair got[MOST], want[MOST];
         int64_t n[CP_AXES];
         random_shape(&rng, n);
-        struct cp_view src = random_view(&rng, source, CP_DTYPE_INT16, n);
-        struct cp_view dst = random_view(&rng, target, CP_DTYPE_FLOAT32, n);
+        struct cp_view src = layout_in(&rng, source + ROOM / 2, CP_DTYPE_INT16, n);
+        struct cp_view dst = layout_in(&rng, target + ROOM / 2, CP_DTYPE_FLOAT32, n);
         struct cp_nest nest = cp_nest_init(&dst, &src);
         int count = list_views(&dst, &src, want);
         CHECK(nest.count >= 1 && nest.count <= CP_AXES);
@@ -134,8 +111,8 @@ TEST(other_units_are_the_same_move)
         int64_t n[CP_AXES], width = 0;
         random_shape(&rng, n);
         n[3] *= 4;
-        struct cp_view src = random_view(&rng, source, CP_DTYPE_INT16, n);
-        struct cp_view dst = random_view(&rng, target, CP_DTYPE_INT16, n);
+        struct cp_view src = layout_in(&rng, source + ROOM / 2, CP_DTYPE_INT16, n);
+        struct cp_view dst = layout_in(&rng, target + ROOM / 2, CP_DTYPE_INT16, n);
         struct cp_nest nest = cp_nest_init(&dst, &src);
         struct cp_nest bytes = cp_nest_of_bytes(&nest);
         struct cp_nest wide = cp_nest_widen(&nest, 8, &width);
@@ -172,8 +149,8 @@ TEST(halves_are_the_whole)
         struct pair got[MOST], want[MOST];
         int64_t n[CP_AXES];
         random_shape(&rng, n);
-        struct cp_view src = random_view(&rng, source, CP_DTYPE_INT32, n);
-        struct cp_view dst = random_view(&rng, target, CP_DTYPE_INT32, n);
+        struct cp_view src = layout_in(&rng, source + ROOM / 2, CP_DTYPE_INT32, n);
+        struct cp_view dst = layout_in(&rng, target + ROOM / 2, CP_DTYPE_INT32, n);
         struct cp_nest nest = cp_nest_init(&dst, &src);
         int count = list_nest(&nest, want);
         REQUIRE(CHECK_EQ_I64(list_halves(&nest, got), count));

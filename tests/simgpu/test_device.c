@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "device_cuda.h"
+#include "layout.h"
 #include "test.h"
 
 enum { ROOM = 1 << 16, DEVICE = 0 };
@@ -63,36 +64,6 @@ static struct cp_view moved(const struct cp_view *view, const char *from, void *
     struct cp_view there = *view;
     there.data = (char *)to + (view->data - from);
     return there;
-}
-
-/* Some layout of `n`: axes in a random order, gaps, sometimes backwards; its first byte
- * is `offset` bytes from the start of the room. */
-static struct cp_view random_layout(struct test_rng *rng, char *room,
-                                    enum cp_dtype dtype, const int64_t n[CP_AXES],
-                                    int64_t offset)
-{
-    struct cp_view view = {.data = room + offset, .dtype = dtype};
-    int order[CP_AXES] = {0, 1, 2, 3};
-    int64_t bytes = cp_dtype_bytes(dtype), step = bytes;
-    bool is_dense = test_rng_range(rng, 0, 1) == 0;
-    for (int i = CP_AXES - 1; i > 0; i--) {
-        int other = (int)test_rng_range(rng, 0, i), swap = order[i];
-        if (test_rng_range(rng, 0, 2) == 0) {
-            order[i] = order[other];
-            order[other] = swap;
-        }
-    }
-    for (int i = CP_AXES - 1; i >= 0; i--) {
-        int axis = order[i];
-        view.n[axis] = n[axis];
-        view.stride[axis] = step;
-        step = step * n[axis] + (is_dense ? 0 : test_rng_range(rng, 0, 1) * bytes);
-        if (!is_dense && test_rng_range(rng, 0, 3) == 0 && n[axis] > 0) {
-            view.data += (n[axis] - 1) * view.stride[axis];
-            view.stride[axis] = -view.stride[axis];
-        }
-    }
-    return view;
 }
 
 static void random_shape(struct test_rng *rng, int64_t n[CP_AXES])
@@ -157,10 +128,10 @@ static void check_random(const struct bench *bench, struct test_rng *rng,
 {
     int64_t n[CP_AXES];
     random_shape(rng, n);
-    struct cp_view src = random_layout(
-        rng, source, from, n, test_rng_range(rng, 0, 3) * cp_dtype_bytes(from));
+    struct cp_view src = layout_in(
+        rng, source + test_rng_range(rng, 0, 3) * cp_dtype_bytes(from), from, n);
     struct cp_view dst =
-        random_layout(rng, got, to, n, test_rng_range(rng, 0, 3) * cp_dtype_bytes(to));
+        layout_in(rng, got + test_rng_range(rng, 0, 3) * cp_dtype_bytes(to), to, n);
     if (test_rng_range(rng, 0, 7) == 0) {
         src.stride[test_rng_range(rng, 0, 3)] = 0; /* one row for all */
     }
@@ -204,10 +175,11 @@ TEST(equal_dtypes_are_copied_as_bytes)
             random_shape(&rng, n);
             bool is_odd = test_rng_range(&rng, 0, 3) == 0;
             int64_t unit = is_odd ? 1 : cp_dtype_bytes((enum cp_dtype)dtype);
-            struct cp_view src = random_layout(&rng, source, (enum cp_dtype)dtype, n,
-                                               test_rng_range(&rng, 0, 3) * unit);
-            struct cp_view dst = random_layout(&rng, got, (enum cp_dtype)dtype, n,
-                                               test_rng_range(&rng, 0, 3) * unit);
+            struct cp_view src =
+                layout_in(&rng, source + test_rng_range(&rng, 0, 3) * unit,
+                          (enum cp_dtype)dtype, n);
+            struct cp_view dst = layout_in(
+                &rng, got + test_rng_range(&rng, 0, 3) * unit, (enum cp_dtype)dtype, n);
             for (int k = 0; k < ROOM; k++) {
                 source[k] = (char)test_rng_next(&rng);
             }

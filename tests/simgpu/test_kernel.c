@@ -7,8 +7,10 @@
 #include <cuda_runtime.h>
 
 #include "device_cuda.h"
+#include "judge.h"
 #include "kernel/kernel_cpu.h"
 #include "kernel_cuda.h"
+#include "layout.h"
 #include "test.h"
 
 enum { GUARD = 192, GUARD_BYTE = 0xa5, TENSORS = 12 };
@@ -125,31 +127,14 @@ static void view_exchange(const struct cp_view *view, double *numbers, bool is_w
                     : cpu->ops->copy(cpu, &dense, view, NULL)) == CP_OK);
 }
 
-/* Half of them compact, the others with axes in any order, gaps between elements and
- * any axis backwards. `numbers` NULL: all bytes are 0xff. */
+/* `numbers` NULL: all bytes are 0xff. */
 static struct tensor tensor_new(const struct machine *on, struct test_rng *rng,
                                 enum cp_dtype dtype, const int64_t n[CP_AXES],
                                 double *numbers)
 {
-    struct cp_view view = cp_view_compact(NULL, dtype, n[0], n[1], n[2], n[3]);
-    int64_t bytes = cp_dtype_bytes(dtype), size = cp_view_count(&view) * bytes,
-            first = 0;
-    if (test_rng_range(rng, 0, 1) == 1) {
-        int order[CP_AXES] = {0, 1, 2, 3};
-        size = bytes;
-        for (int i = CP_AXES - 1; i >= 0; i--) {
-            int j = (int)test_rng_range(rng, 0, i), axis = order[j];
-            order[j] = order[i];
-            size *= test_rng_range(rng, 0, 3) == 0 ? 2 : 1;
-            view.stride[axis] = size;
-            size *= n[axis];
-            if (n[axis] > 0 && test_rng_range(rng, 0, 7) == 0) {
-                first += view.stride[axis] * (n[axis] - 1);
-                view.stride[axis] = -view.stride[axis];
-            }
-        }
-    }
-    struct tensor t = tensor_at(on, view, size > 0 ? first : 0, size, 0xff);
+    int64_t first = 0, bytes = 0;
+    struct cp_view view = layout_any(rng, dtype, n, &first, &bytes);
+    struct tensor t = tensor_at(on, view, first, bytes, 0xff);
     if (numbers != NULL && dtype == CP_DTYPE_BOOL) {
         for (int64_t i = 0; i < cp_view_count(&view); i++) {
             char *at = t.host.data + i / (n[1] * n[2] * n[3]) * view.stride[0] +
@@ -162,16 +147,6 @@ static struct tensor tensor_new(const struct machine *on, struct test_rng *rng,
     }
     tensor_up(on, &t);
     return t;
-}
-
-static struct cp_view part(const struct cp_view *view, int axis, int64_t first,
-                           int64_t count)
-{
-    int64_t from[CP_AXES] = {0}, n[CP_AXES];
-    memcpy(n, view->n, sizeof n);
-    from[axis] = first;
-    n[axis] = count;
-    return cp_view_box(view, from, n);
 }
 
 /* ---- one random call ---- */
@@ -410,10 +385,10 @@ static struct cp_view mask_part(const struct call *c, const struct cut *cut)
 {
     struct cp_view mask = c->t[MASK].view;
     if (mask.data != NULL && mask.n[1] > 1) {
-        mask = part(&mask, 1, cut->head, cut->heads);
+        mask = layout_part(&mask, 1, cut->head, cut->heads);
     }
     if (mask.data != NULL && mask.n[3] > 1) {
-        mask = part(&mask, 3, cut->key, cut->keys);
+        mask = layout_part(&mask, 3, cut->key, cut->keys);
     }
     return mask;
 }
@@ -421,14 +396,14 @@ static struct cp_view mask_part(const struct call *c, const struct cut *cut)
 static struct cp_view heads_part(const struct call *c, enum role role,
                                  const struct cut *cut)
 {
-    return part(&c->t[role].view, 2, cut->head, cut->heads);
+    return layout_part(&c->t[role].view, 2, cut->head, cut->heads);
 }
 
 static struct cp_view keys_part(const struct call *c, enum role role,
                                 const struct cut *cut)
 {
-    struct cp_view heads = part(&c->t[role].view, 2, cut->kv, cut->kvs);
-    return part(&heads, 1, cut->key, cut->keys);
+    struct cp_view heads = layout_part(&c->t[role].view, 2, cut->kv, cut->kvs);
+    return layout_part(&heads, 1, cut->key, cut->keys);
 }
 
 /* Panels for a view of (B, rows, heads, n), sometimes with gaps between them; on the
@@ -607,17 +582,6 @@ static void run(const struct problem *p, const struct machine *on, struct test_r
 
 /* ---- judging ---- */
 
-/* Worst error so far in units of what is allowed. */
-static double worst_seen;
-
-static double roundoff(enum cp_dtype dtype)
-{
-    return dtype == CP_DTYPE_FLOAT64    ? 0x1p-52
-           : dtype == CP_DTYPE_FLOAT32  ? 0x1p-23
-           : dtype == CP_DTYPE_BFLOAT16 ? 0x1p-7
-                                        : 0x1p-10;
-}
-
 static double largest(const double *data, int64_t count)
 {
     double top = 0;
@@ -627,34 +591,8 @@ static double largest(const double *data, int64_t count)
     return top;
 }
 
-/* Allowed is three times the generic kernel's error in the same dtype, and never less
- * than `few`, a relative error of the largest value, or of `size` where that is more. */
-static void judge(const char *what, int64_t count, const double *got,
-                  const double *truth, const double *plain, double few, double size)
-{
-    double yardstick = 0, worst = 0, top = largest(truth, count);
-    int64_t where = 0;
-    for (int64_t i = 0; i < count; i++) {
-        double error = plain[i] == truth[i] ? 0 : fabs(plain[i] - truth[i]);
-        yardstick = error > yardstick && isfinite(error) ? error : yardstick;
-    }
-    top = top > size ? top : size;
-    double allowed = 3 * yardstick > few * top ? 3 * yardstick : few * top;
-    for (int64_t i = 0; i < count; i++) {
-        double error = got[i] == truth[i] ? 0 : fabs(got[i] - truth[i]) / allowed;
-        error = isfinite(error) ? error : HUGE_VAL;
-        where = error > worst ? i : where;
-        worst = error > worst ? error : worst;
-    }
-    worst_seen = worst > worst_seen ? worst : worst_seen;
-    if (worst > 1) {
-        (void)test_fail(__FILE__, __LINE__,
-                        "%s[%lld] is %.9g, truth %.9g: %.2f times what is allowed",
-                        what, (long long)where, got[where], truth[where], worst);
-    }
-}
-
-/* Runs the problem on both, and once more for the truth. */
+/* Runs the problem on both, and once more for the truth. Allowed is three times the
+ * generic kernel's error in the same dtype. */
 static void compare(const struct problem *p, struct test_rng rng,
                     const struct machine *cuda)
 {
@@ -668,16 +606,20 @@ static void compare(const struct problem *p, struct test_rng rng,
     /* The rounding of a score is a relative error of its weight, half of the score in
      * size: of no account among the few roundings allowed while scores are ordinary. */
     double spread = 1 + largest(truth.lse, rows) / 4;
-    double eps = roundoff(p->dtype) * (is_half ? 1 : 16) * spread;
-    double lse_eps = roundoff(cp_dtype_sum(p->dtype)) * 16 * spread;
+    double eps = judge_roundoff(p->dtype) * (is_half ? 1 : 16) * spread;
+    double lse_eps = judge_roundoff(cp_dtype_sum(p->dtype)) * 16 * spread;
     /* The gradient of a score is a difference of two numbers of this size. */
     double slope = largest(p->dout, rows * p->value_dim) * sqrt((double)p->value_dim) *
                    p->scale * p->size;
-    judge("out", rows * p->value_dim, got.out, truth.out, plain.out, eps, 1);
-    judge("lse", rows, got.lse, truth.lse, plain.lse, lse_eps, 1);
-    judge("dq", rows * p->dim, got.dq, truth.dq, plain.dq, eps, slope);
-    judge("dk", keys * p->dim, got.dk, truth.dk, plain.dk, eps, slope);
-    judge("dv", keys * p->value_dim, got.dv, truth.dv, plain.dv, eps, 1);
+    judge(cuda->ops->name, "out", rows * p->value_dim, got.out, truth.out, plain.out, 3,
+          eps, 1);
+    judge(cuda->ops->name, "lse", rows, got.lse, truth.lse, plain.lse, 3, lse_eps, 1);
+    judge(cuda->ops->name, "dq", rows * p->dim, got.dq, truth.dq, plain.dq, 3, eps,
+          slope);
+    judge(cuda->ops->name, "dk", keys * p->dim, got.dk, truth.dk, plain.dk, 3, eps,
+          slope);
+    judge(cuda->ops->name, "dv", keys * p->value_dim, got.dv, truth.dv, plain.dv, 3,
+          eps, 1);
     answer_free(&got);
     answer_free(&plain);
     answer_free(&truth);
@@ -688,7 +630,7 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
     struct test_rng rng = test_rng_init(stream);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
-    worst_seen = 0;
+    judge_worst = 0;
     for (int i = 0; i < count; i++) {
         struct problem p;
         problem_init(&p, &rng, dtype);
@@ -697,7 +639,7 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         problem_free(&p);
     }
     printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
-           count, worst_seen);
+           count, judge_worst);
     cuda_machine_close(&cuda);
 }
 
