@@ -63,7 +63,7 @@ cuda: $(VENV)/requirements
 
 test: venv ctest simgpu
 	@$(MAKE) --no-print-directory -j2 -C tests/fuzz replay
-	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm $(BIN)/pytest tests/py
+	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm,jax $(BIN)/pytest tests/py
 
 SECONDS_OF_CHECK ?= 20
 check: $(VENV)/requirements

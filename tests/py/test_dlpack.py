@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import gc
+import importlib.util
 import itertools
 import math
 import mmap
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -556,6 +558,14 @@ def test_masked_arrays(ranks):
         pass
 
     refused_anywhere(ranks, x.view(Mine), TypeError, "masked array", arguments=["k"])
+
+
+def test_jax_arrays():
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    script = Path(__file__).with_name("jax_arrays.py")
+    done = subprocess.run([sys.executable, script], timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # --- torch ---
