@@ -43,8 +43,8 @@ $(VENV)/requirements: requirements-dev.txt
 
 # Editable, so that whatever runs from this folder finds the built module: Python files are live, C
 # files are built anew when one of them changes.
-$(VENV)/installed: $(VENV)/requirements pyproject.toml setup.py $(shell find csrc -name '*.[ch]')
-	@echo "compiling cp_attn (up to a minute; the log is build/install.log)"
+$(VENV)/installed: $(VENV)/requirements pyproject.toml setup.py $(shell find csrc cuda -name '*.[ch]' -o -name '*.cu*')
+	@echo "compiling cp_attn (a minute, three where there is nvcc; the log is build/install.log)"
 	@mkdir -p build
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -v -e . \
 		> build/install.log 2>&1 || { cat build/install.log; exit 1; }
@@ -54,9 +54,10 @@ ctest: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -j2 -C tests/c all
 	@$(MAKE) --no-print-directory -C tests/c run
 
-simgpu: $(VENV)/requirements
+simgpu: venv
 	@$(MAKE) --no-print-directory -j2 -C tests/simgpu all
 	@$(MAKE) --no-print-directory -C tests/simgpu run
+	@$(BIN)/pytest tests/simgpu
 
 cuda: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -j2 -C cuda all

@@ -1,11 +1,17 @@
-"""Builds cp_attn._C from csrc/. Everything that is not about compiling is in pyproject.toml.
+"""Builds cp_attn._C from csrc/, and cp_attn._cuda from cuda/ where there is an nvcc. Everything that is not about
+compiling is in pyproject.toml.
 
-Environment: CP_ATTN_WERROR=1 turns warnings into errors; CP_ATTN_SANITIZE=address,undefined
-instruments the extension; CC chooses the compiler.
+Environment: CP_ATTN_WERROR=1 turns warnings into errors; CP_ATTN_SANITIZE=address,undefined instruments the
+extensions; CC chooses the compiler. CP_ATTN_CUDA=0 leaves cp_attn._cuda out, CP_ATTN_CUDA=1 fails where it cannot be
+built; nvcc is looked for in CUDA_HOME, in PATH and in /usr/local/cuda. CP_ATTN_CUDA_ARCHS="90 100" replaces the
+architectures of cuda/architectures.txt.
 """
 
 import os
 import platform
+import re
+import shutil
+import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
@@ -33,6 +39,77 @@ ISA_FLAGS = {
 X86 = platform.machine() in ("x86_64", "AMD64")
 
 
+# As in csrc/: what has no state of its own is in both modules.
+STATELESS = sorted(
+    {*glob("csrc/base/*.c"), *(f"csrc/tensor/{name}.c" for name in ("dtype", "nest", "view"))}
+    - {"csrc/base/last_error.c", "csrc/base/mem.c"}
+)
+OLDEST_CUDA = (12, 8)  # the first that knows sm_100 and sm_120
+
+
+def find_nvcc():
+    """Return the path of nvcc, or why there is none that will do."""
+    places = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    found = [shutil.which("nvcc", path=os.path.join(place, "bin")) for place in places if place]
+    nvcc = next(filter(None, (found[0] if os.environ.get("CUDA_HOME") else None, shutil.which("nvcc"), *found)), None)
+    if nvcc is None:
+        return None, "no nvcc in CUDA_HOME, PATH or /usr/local/cuda"
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"release (\d+)\.(\d+)", said)
+    if version is None or tuple(map(int, version.groups())) < OLDEST_CUDA:
+        oldest = ".".join(map(str, OLDEST_CUDA))
+        return None, f"{nvcc} is {version[0] if version else 'of an unknown release'}; {oldest} or later is needed"
+    return nvcc, ""
+
+
+def cuda_toolkit(nvcc):
+    """Return the folder of the toolkit; nvcc may be a script or a link, and knows best."""
+    said = subprocess.run([nvcc, "--dryrun", "-c", "any.cu"], capture_output=True, text=True).stderr
+    return os.path.abspath(re.search(r"^#\$ TOP=(.*)$", said, re.M)[1])
+
+
+def cuda_extension():
+    """Return [cp_attn._cuda], or [] with the reason printed."""
+    wanted = os.environ.get("CP_ATTN_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise SystemExit(f"CP_ATTN_CUDA is {wanted!r}; allowed: 0, 1, or not set")
+    nvcc, reason = (None, "CP_ATTN_CUDA=0") if wanted == "0" else find_nvcc()
+    if nvcc is None:
+        if wanted == "1":
+            raise SystemExit(f"CP_ATTN_CUDA=1, but cp_attn._cuda cannot be built: {reason}")
+        print(f"cp_attn._cuda is not built: {reason}")
+        return []
+    toolkit = cuda_toolkit(nvcc)
+    lib = next(d for d in ("lib64", "lib", "targets/x86_64-linux/lib") if glob(f"{toolkit}/{d}/libcudart_static.a"))
+    sources = {*glob("cuda/*.c"), *glob("cuda/*.cu")} - {"cuda/nccl_check.c"}
+    extension = Extension(
+        "cp_attn._cuda",
+        sources=[*sorted(sources), *STATELESS],
+        depends=sorted({*glob("cuda/*.h"), *glob("cuda/*.cuh"), *glob("csrc/**/*.h", recursive=True)}),
+        include_dirs=["csrc", "cuda"],
+        define_macros=[("_GNU_SOURCE", None)],
+        extra_compile_args=[*extra_compile, "-isystem", f"{toolkit}/include"],
+        extra_link_args=[*extra_link, f"{toolkit}/{lib}/libcudart_static.a", "-static-libstdc++"],
+        libraries=["dl", "rt"],
+        language="c++",
+    )
+    extension.nvcc = nvcc
+    return [extension]
+
+
+def nvcc_flags():
+    with open("cuda/architectures.txt") as file:
+        archs = os.environ.get("CP_ATTN_CUDA_ARCHS", file.read()).split()
+    flags = "-std=c++20 -O3 -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden --threads 2".split()
+    if os.environ.get("CP_ATTN_WERROR") == "1":
+        flags += ["-Werror", "all-warnings"]
+    for arch in archs:
+        # The last one also as PTX, for what comes after it.
+        code = f"[sm_{arch},compute_{arch}]" if arch == archs[-1] else f"sm_{arch}"
+        flags += ["-gencode", f"arch=compute_{arch},code={code}"]
+    return flags
+
+
 def is_proof(source):
     """The verifier of schedules proves them in tests; at run time nobody calls it."""
     return os.path.basename(source).startswith("verify")
@@ -44,7 +121,7 @@ def is_isa_file(source):
 
 def flags_of(source):
     """The flags that only this file gets."""
-    in_py = os.sep + "py" + os.sep in source
+    in_py = os.sep + "py" + os.sep in source or source.endswith("_module.c")
     flags = [w for w in WARNINGS if not (in_py and w in NOT_IN_PY)]
     return flags + next((isa for suffix, isa in ISA_FLAGS.items() if source.endswith(suffix)), [])
 
@@ -60,8 +137,13 @@ class BuildExt(build_ext):
     def build_extensions(self):
         for extension in self.extensions:
             extension.define_macros.append(("CP_VERSION", f'"{self.distribution.get_version()}"'))
+        self.compiler.src_extensions.append(".cu")
         self.compiler.compile = self.compile_files
         super().build_extensions()
+
+    def build_extension(self, extension):
+        self.nvcc = getattr(extension, "nvcc", None)
+        super().build_extension(extension)
 
     def compile_files(
         self, sources, output_dir=None, macros=None, include_dirs=None, debug=0, extra_postargs=None, depends=None
@@ -74,6 +156,8 @@ class BuildExt(build_ext):
 
         def one(item):
             target, (source, extension) = item
+            if extension == ".cu":
+                return compiler.spawn([self.nvcc, *nvcc_flags(), *pp_opts, "-c", source, "-o", target])
             compiler._compile(target, source, extension, cc_args, extra + flags_of(source), pp_opts)
 
         with ThreadPoolExecutor(JOBS) as pool:
@@ -112,6 +196,7 @@ setup(
             extra_compile_args=extra_compile,
             extra_link_args=extra_link,
             libraries=["m"],
-        )
+        ),
+        *cuda_extension(),
     ],
 )

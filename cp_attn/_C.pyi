@@ -7,6 +7,7 @@ from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias, final
 Array: TypeAlias = Any
 
 __version__: str
+_core: Any  # a capsule: what cp_attn._cuda needs of this module
 
 class Error(Exception): ...
 class CommError(Error): ...

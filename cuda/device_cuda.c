@@ -36,10 +36,9 @@ static struct cuda_device *of(struct cp_device *device)
     return (struct cuda_device *)device;
 }
 
-static enum cp_code cuda_alloc(struct cp_device *device, size_t bytes, const char *what,
-                               void **out)
+enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what, void **out)
 {
-    int ordinal = of(device)->ordinal, before = ordinal;
+    int before = ordinal;
     void *data = NULL;
     CP_TRY(enter(ordinal, &before));
     /* 0 bytes are a block too. */
@@ -59,15 +58,26 @@ static enum cp_code cuda_alloc(struct cp_device *device, size_t bytes, const cha
     return leave(ordinal, before, code);
 }
 
-static void cuda_free(struct cp_device *device, void *address_of_pointer)
+void cp_cuda_free(int ordinal, void *address_of_pointer)
 {
-    int ordinal = of(device)->ordinal, before = ordinal;
+    int before = ordinal;
     void **data = address_of_pointer;
     if (*data != NULL && enter(ordinal, &before) == CP_OK) {
         (void)cp_cuda_check(cudaFree(*data), "cudaFree");
         (void)leave(ordinal, before, CP_OK);
     }
     *data = NULL;
+}
+
+static enum cp_code cuda_alloc(struct cp_device *device, size_t bytes, const char *what,
+                               void **out)
+{
+    return cp_cuda_alloc(of(device)->ordinal, bytes, what, out);
+}
+
+static void cuda_free(struct cp_device *device, void *address_of_pointer)
+{
+    cp_cuda_free(of(device)->ordinal, address_of_pointer);
 }
 
 static enum cp_code cuda_copy(struct cp_device *device, const struct cp_view *dst,
@@ -96,6 +106,16 @@ static enum cp_code cuda_zero(struct cp_device *device, void *data, size_t bytes
     CP_TRY(enter(ordinal, &before));
     cudaError_t error = cudaMemsetAsync(data, 0, bytes, (cudaStream_t)stream);
     return leave(ordinal, before, cp_cuda_check(error, "cudaMemsetAsync"));
+}
+
+static enum cp_code cuda_enter(struct cp_device *device, int *before)
+{
+    return enter(of(device)->ordinal, before);
+}
+
+static enum cp_code cuda_leave(struct cp_device *device, int before)
+{
+    return leave(of(device)->ordinal, before, CP_OK);
 }
 
 static struct cp_stream *cuda_lane(struct cp_device *device, int lane)
@@ -131,15 +151,23 @@ static const struct cp_device_ops cuda_ops = {
     .copy = cuda_copy,
     .add = cuda_add,
     .zero = cuda_zero,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
     .lane = cuda_lane,
     .record = cuda_record,
     .await = cuda_await,
 };
 
-static enum cp_code check_ordinal(int ordinal)
+enum cp_code cp_cuda_check_ordinal(int ordinal)
 {
     int count = 0;
-    CP_TRY(cp_cuda_check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+        (void)cudaGetLastError();
+        return cp_fail(CP_ERR_VALUE, "this process sees no CUDA device: %s",
+                       cudaGetErrorString(error));
+    }
+    CP_TRY(cp_cuda_check(error, "cudaGetDeviceCount"));
     if (ordinal < 0 || ordinal >= count) {
         return cp_fail(CP_ERR_VALUE,
                        "CUDA device %d does not exist; this process sees %d, numbered "
@@ -195,7 +223,7 @@ enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out)
 {
     int before = ordinal;
     void *block = NULL;
-    CP_TRY(check_ordinal(ordinal));
+    CP_TRY(cp_cuda_check_ordinal(ordinal));
     CP_TRY(enter(ordinal, &before));
     enum cp_code code =
         cp_mem_create(sizeof(struct cuda_device), "a CUDA device", &block);

@@ -11,4 +11,12 @@ CP_NODISCARD enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **
 /* Accepts NULL, leaves NULL. Waits for nothing: what has been enqueued still runs. */
 void cp_device_cuda_destroy(struct cp_device **device);
 
+/* CP_ERR_VALUE where this process does not see a device of that number. */
+CP_NODISCARD enum cp_code cp_cuda_check_ordinal(int ordinal);
+
+/* Memory of that device, as the entries of the table. */
+CP_NODISCARD enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what,
+                                        void **out);
+void cp_cuda_free(int ordinal, void *address_of_pointer);
+
 #endif

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "kernel": {"base", "tensor"},
     "exec": CORE | {"control"},
     "py": CORE | {"control", "exec"},
-    "cuda": {"base", "tensor", "comm/comm.h", "device/device.h", "kernel/kernel.h"},
+    "cuda": {"base", "tensor", "comm/comm.h", "device/device.h", "kernel/kernel.h", "exec/accelerator.h"},
     "tests": CORE | {"control", "exec"},
     "tests/simgpu": CORE | {"control", "exec", "cuda", "tests"},
 }

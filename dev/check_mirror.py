@@ -9,6 +9,7 @@ from pathlib import Path
 
 # X: where X.c is tested instead
 TESTED_ELSEWHERE = {
+    "last_error": "test_status",
     "mask_axis": "test_agree: the axes are read from records",
     "builder": "test_schedule and test_verify: every schedule is built with it",
     "schedule_create": "test_schedule and test_verify: all schedules are made by it",

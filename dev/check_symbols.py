@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 # Writable globals of the core. State belongs into a context: add a line only with its reason.
 WRITABLE = {
-    "status.o: last",  # thread-local: the sentence of the last error
+    "last_error.o: last",  # thread-local: the sentence of the last error
     "mem.o: live_blocks",  # counts that tests compare before and after
     "mem.o: allocations",
     "mem.o: fail_after",  # which allocation fails, for tests

@@ -36,6 +36,12 @@ enum cp_rotate {
     CP_ROTATE_ALLTOALL,
 };
 
+/* Where a call's tensors are. */
+enum cp_place_kind {
+    CP_ON_HOST,
+    CP_ON_ACCELERATOR, /* exec/accelerator.h */
+};
+
 enum cp_mask_kind {
     CP_MASK_NONE,
     CP_MASK_BOOL, /* one byte an element, non-zero: attend */
@@ -84,7 +90,7 @@ struct cp_call {
     int32_t dim;            /* of what is cut */
     uint32_t format; /* the kernel's packed layout: ranks that differ would misread each
                         other */
-    int32_t spare;
+    int32_t place;   /* enum cp_place_kind */
 };
 
 static inline bool cp_call_is_attention(const struct cp_call *call)

@@ -1,14 +1,14 @@
 /* The table that a device fills: memory, strided copies, order between lanes.
  *
  * Work for an asynchronous device is enqueued on streams, and events order them. The
- * host is not one: `lane`, `record` and `await` are NULL and every `stream` is NULL. */
+ * host is not one: the optional entries are NULL and every `stream` is NULL. */
 #ifndef CP_DEVICE_DEVICE_H
 #define CP_DEVICE_DEVICE_H
 
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 1, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
+enum { CP_DEVICE_ABI = 2, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
 struct cp_stream;
 struct cp_device;
@@ -28,6 +28,10 @@ struct cp_device_ops {
                         const struct cp_view *src, struct cp_stream *stream);
     enum cp_code (*zero)(struct cp_device *device, void *data, size_t bytes,
                          struct cp_stream *stream);
+    /* (optional) Makes it the thread's current device, and the one from before again: around
+     * all that is enqueued. */
+    enum cp_code (*enter)(struct cp_device *device, int *before);
+    enum cp_code (*leave)(struct cp_device *device, int before);
     /* (optional) The own stream of lane 0 to CP_DEVICE_LANES - 1; orders: `record` notes
      * what `stream` has been given so far as event 0 to CP_DEVICE_EVENTS - 1, `await`
      * makes `stream` wait for what was noted last, if anything. */

@@ -13,21 +13,32 @@
 #include "kernel/kernel.h"
 #include "plan/agree.h"
 
+/* Where calls are computed. */
+struct side {
+    struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
+    struct cp_device *device;
+    struct cp_kernel_list kernels;
+    void *workspace; /* owned by the device */
+    struct cp_context_memory memory;
+};
+
+enum { SIDES = CP_ON_ACCELERATOR + 1 };
+
 struct cp_context {
     struct cp_context_config config;
     struct cp_gate gate;
-    struct cp_comm *comm; /* owned */
-    struct cp_device *device;
-    struct cp_kernel_list kernels;
+    int rank, world;
+    struct side sides[SIDES];                 /* by enum cp_place_kind */
+    const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
+    int ordinal;                              /* of its device */
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
     void *parts;
     struct cp_record *records; /* (world), owned: of the call under way */
     struct cp_plan_cache plans;
     struct cp_plan_entry *call; /* begun, not executed; NULL: none */
-    void *workspace;            /* owned by the device */
-    struct cp_context_memory memory;
-    struct cp_xfer *xfers; /* owned */
+    struct side *side;          /* of the call begun last */
+    struct cp_xfer *xfers;      /* owned */
     int xfer_room;
     bool is_own_error;
     pid_t pid;           /* of the process that made it */
@@ -62,8 +73,11 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context = block;
     context->config = *config;
     context->gate = parts->gate;
-    context->device = parts->device;
-    context->kernels = parts->kernels;
+    context->rank = comm->rank;
+    context->world = comm->world;
+    context->sides[CP_ON_HOST] =
+        (struct side){.device = parts->device, .kernels = parts->kernels};
+    context->side = &context->sides[CP_ON_HOST];
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
     CP_TRY_GOTO(code,
@@ -77,9 +91,42 @@ done:
         comm->ops->close(&comm);
         return code;
     }
-    context->comm = comm;
+    context->sides[CP_ON_HOST].comm = comm;
     *out = context;
     return CP_OK;
+}
+
+enum cp_code cp_context_use(struct cp_context *context,
+                            const struct cp_accelerator *accelerator, int ordinal)
+{
+    struct side *side = &context->sides[CP_ON_ACCELERATOR];
+    if (side->comm != NULL && context->ordinal != ordinal) {
+        return cp_fail(CP_ERR_VALUE,
+                       "this rank is connected by its device %d; a context works on "
+                       "one device",
+                       context->ordinal);
+    }
+    if (context->accelerator == NULL) {
+        CP_TRY(check_abi("accelerator", accelerator->name, accelerator->abi,
+                         CP_ACCELERATOR_ABI));
+        context->accelerator = accelerator;
+        side->kernels = accelerator->kernels;
+    }
+    if (side->comm == NULL) {
+        CP_TRY(accelerator->check(ordinal));
+        context->ordinal = ordinal;
+    }
+    return CP_OK;
+}
+
+static void close_side(struct side *side)
+{
+    if (side->comm != NULL) {
+        side->comm->ops->close(&side->comm);
+    }
+    if (side->device != NULL) {
+        side->device->ops->free(side->device, &side->workspace);
+    }
 }
 
 void cp_context_destroy(struct cp_context **context)
@@ -88,12 +135,15 @@ void cp_context_destroy(struct cp_context **context)
     if (c == NULL) {
         return;
     }
-    c->comm->ops->close(&c->comm);
+    close_side(&c->sides[CP_ON_ACCELERATOR]);
+    if (c->sides[CP_ON_ACCELERATOR].device != NULL) {
+        c->accelerator->close(&c->sides[CP_ON_ACCELERATOR].device);
+    }
+    close_side(&c->sides[CP_ON_HOST]);
     if (c->close_parts != NULL) {
         c->close_parts(c->parts);
     }
     cp_plan_cache_clear(&c->plans);
-    c->device->ops->free(c->device, &c->workspace);
     cp_mem_destroy(&c->xfers);
     cp_mem_destroy(&c->records);
     cp_mem_destroy(context);
@@ -111,7 +161,7 @@ static enum cp_code select_kernel(const struct cp_context *context,
                                   const struct cp_kernel_ops **kernel,
                                   struct cp_format *format)
 {
-    const struct cp_kernel_list *kernels = &context->kernels;
+    const struct cp_kernel_list *kernels = &context->sides[call->place].kernels;
     CP_TRY(kernels->select(kernels->limit, (enum cp_dtype)call->dtype, call->head_dim,
                            call->value_dim, kernel, format));
     return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
@@ -182,7 +232,7 @@ static struct cp_recorder *recorder_of(const struct cp_context *context)
 }
 
 /* The call is over. */
-static void leave(struct cp_context *context, enum cp_code code)
+static void end_call(struct cp_context *context, enum cp_code code)
 {
     context->call = NULL;
     cp_recorder_leave(recorder_of(context), code);
@@ -195,27 +245,25 @@ static enum cp_code make_entry(const struct cp_context *context,
     const struct cp_call *call = &context->records[0].call;
     struct cp_format format = {0};
     enum cp_transport transport =
-        cp_comm_has_windows(context->comm) ? CP_PULL : CP_TWO_SIDED;
+        cp_comm_has_windows(context->side->comm) ? CP_PULL : CP_TWO_SIDED;
     if (cp_call_is_attention(call)) {
         CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
-    CP_TRY(
-        cp_plan_create(context->records, context->comm->world, &format, &entry->plan));
-    return cp_schedule_create(entry->plan, context->comm->rank, transport,
-                              &entry->schedule);
+    CP_TRY(cp_plan_create(context->records, context->world, &format, &entry->plan));
+    return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 
-static enum cp_code grow_workspace(struct cp_context *context, size_t bytes)
+static enum cp_code grow_workspace(struct side *side, size_t bytes)
 {
-    struct cp_device *device = context->device;
+    struct cp_device *device = side->device;
     void *bigger = NULL;
-    if (bytes <= context->memory.workspace_bytes) {
+    if (bytes <= side->memory.workspace_bytes) {
         return CP_OK;
     }
     CP_TRY(device->ops->alloc(device, bytes, "the workspace", &bigger));
-    device->ops->free(device, &context->workspace);
-    context->workspace = bigger;
-    context->memory.workspace_bytes = bytes;
+    device->ops->free(device, &side->workspace);
+    side->workspace = bigger;
+    side->memory.workspace_bytes = bytes;
     return CP_OK;
 }
 
@@ -236,27 +284,32 @@ static enum cp_code grow_messages(struct cp_context *context, int count)
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
-    struct cp_comm *comm = context->comm;
-    CP_TRY(grow_workspace(context, (size_t)cp_run_workspace_bytes(schedule)));
+    struct side *side = context->side;
+    CP_TRY(grow_workspace(side, (size_t)cp_run_workspace_bytes(schedule)));
     CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
     size_t window_bytes = (size_t)schedule->window_bytes;
-    if (window_bytes > context->memory.window_bytes) {
-        CP_TRY(comm->ops->reserve(comm, window_bytes));
-        context->memory.window_bytes = window_bytes;
+    if (window_bytes > side->memory.window_bytes) {
+        CP_TRY(side->comm->ops->reserve(side->comm, window_bytes));
+        side->memory.window_bytes = window_bytes;
     }
     return CP_OK;
 }
 
 struct cp_context_memory cp_context_memory(const struct cp_context *context)
 {
-    return context->memory;
+    struct cp_context_memory memory = {0, 0};
+    for (int place = 0; place < SIDES; place++) {
+        memory.workspace_bytes += context->sides[place].memory.workspace_bytes;
+        memory.window_bytes += context->sides[place].memory.window_bytes;
+    }
+    return memory;
 }
 
 static enum cp_code agree(struct cp_context *context, const struct cp_record *mine)
 {
-    enum cp_code code = cp_agree(context->records, context->comm->world);
+    enum cp_code code = cp_agree(context->records, context->world);
     context->is_own_error = code != CP_OK && mine->status.code != CP_OK &&
-                            cp_last_error()->rank == context->comm->rank;
+                            cp_last_error()->rank == context->rank;
     return code;
 }
 
@@ -264,13 +317,18 @@ static void poison(struct cp_context *context)
 {
     struct cp_status reason = *cp_last_error();
     if (reason.rank < 0) {
-        reason.rank = context->comm->rank;
+        reason.rank = context->rank;
     }
     if (reason.code == CP_ERR_INTERRUPTED) {
         reason.code =
             CP_ERR_COMM; /* only the interrupted rank raises KeyboardInterrupt */
     }
-    context->comm->ops->poison(context->comm, &reason);
+    for (int place = 0; place < SIDES; place++) {
+        struct cp_comm *comm = context->sides[place].comm;
+        if (comm != NULL) {
+            comm->ops->poison(comm, &reason);
+        }
+    }
 }
 
 static enum cp_code exchange(struct cp_context *context, const struct cp_record *mine)
@@ -299,7 +357,7 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
     }
     code = exchange(context, &ready);
     if (code == CP_OK) {
-        code = cp_agree(context->records, context->comm->world);
+        code = cp_agree(context->records, context->world);
     }
     if (code != CP_OK) {
         cp_plan_entry_clear(&entry);
@@ -309,23 +367,138 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
     return CP_OK;
 }
 
-/* An agreement and a shard need nothing of the others but that they do the same. */
-static bool is_over_at_the_gate(const struct cp_record *mine)
+/* An agreement and a shard need nothing of the others but that they do the same, and a
+ * call on devices that are not connected has to be begun again. */
+static bool is_over_at_the_gate(const struct cp_context *context,
+                                const struct cp_record *mine)
 {
-    return mine->call.op == CP_OP_AGREE || mine->call.op == CP_OP_SHARD;
+    return mine->call.op == CP_OP_AGREE || mine->call.op == CP_OP_SHARD ||
+           context->side->comm == NULL;
 }
 
 static enum cp_code begin(struct cp_context *context, const struct cp_record *mine)
 {
     CP_TRY(exchange(context, mine));
     CP_TRY(agree(context, mine));
-    if (is_over_at_the_gate(mine)) {
+    context->side = &context->sides[mine->call.place];
+    if (is_over_at_the_gate(context, mine)) {
         return CP_OK;
     }
     context->call =
-        cp_plan_cache_find(&context->plans, context->records, context->comm->world);
+        cp_plan_cache_find(&context->plans, context->records, context->world);
     return context->call != NULL ? CP_OK : prepare(context, mine);
 }
+
+/* ---- the steps of execute ---- */
+
+static enum cp_code enter(struct cp_device *device, int *before)
+{
+    return device->ops->enter != NULL ? device->ops->enter(device, before) : CP_OK;
+}
+
+/* `code`: of what was done in between, which goes before. */
+static enum cp_code leave(struct cp_device *device, int before, enum cp_code code)
+{
+    enum cp_code left =
+        device->ops->leave != NULL ? device->ops->leave(device, before) : CP_OK;
+    return code != CP_OK ? code : left;
+}
+
+static enum cp_code run_call(struct cp_context *context,
+                             const struct cp_view tensors[CP_TENSORS],
+                             struct cp_stream *stream)
+{
+    const struct cp_schedule *schedule = context->call->schedule;
+    struct cp_device *device = context->side->device;
+    struct cp_run run;
+    int before = 0;
+    struct cp_run_env env = {
+        .comm = context->side->comm,
+        .device = device,
+        .kernel = context->call->kernel,
+        .scratch = context->side->workspace,
+        .recorder = recorder_of(context),
+        .stream = stream,
+        .seq = context->gate.seq,
+        .operation = context->operation,
+    };
+    cp_run_init(&run, &env, schedule, tensors, context->xfers);
+    CP_TRY(enter(device, &before));
+    return leave(device, before, cp_run_finish(&run, context->config.timeout));
+}
+
+static enum cp_code execute(struct cp_context *context,
+                            const struct cp_view tensors[CP_TENSORS],
+                            struct cp_stream *stream)
+{
+    enum cp_code code = run_call(context, tensors, stream);
+    if (code != CP_OK) {
+        poison(context);
+    }
+    return code;
+}
+
+/* ---- the first call on the accelerator ---- */
+
+/* All ranks' offers, by a gather on the host. */
+static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers)
+{
+    const int dim = 0;
+    struct cp_offer own;
+    struct cp_view tensors[CP_TENSORS];
+    struct cp_record record;
+    memset(&own, 0, sizeof own);
+    memset(tensors, 0, sizeof tensors);
+    memset(&record, 0, sizeof record);
+    record.call.op = CP_OP_GATHER;
+    record.call.dtype = CP_DTYPE_UINT8;
+    record.call.ndim = 2;
+    record.call.dim = dim;
+    record.call.extent[1] = sizeof own;
+    record.sizes[CP_SIZE_ROWS] = 1;
+    CP_TRY(cp_context_describe(context, &record));
+    if (context->accelerator->offer(context->ordinal, context->rank, &own) != CP_OK) {
+        record.status = *cp_last_error();
+    }
+    CP_TRY(begin(context, &record));
+    struct cp_view rows = {.dtype = CP_DTYPE_UINT8,
+                           .n = {1, 1, 1, sizeof own},
+                           .stride = {sizeof own, sizeof own, sizeof own, 1}};
+    tensors[CP_TENSOR_SHARE] = rows;
+    tensors[CP_TENSOR_SHARE].data = (char *)own.bytes;
+    tensors[CP_TENSOR_WHOLE] = rows;
+    tensors[CP_TENSOR_WHOLE].data = (char *)offers;
+    tensors[CP_TENSOR_WHOLE].n[dim + 1] = context->world;
+    return execute(context, tensors, NULL);
+}
+
+static enum cp_code connect(struct cp_context *context)
+{
+    struct side *side = &context->sides[CP_ON_ACCELERATOR];
+    struct cp_device *device = NULL;
+    struct cp_comm *comm = NULL;
+    void *offers = NULL;
+    CP_TRY(cp_mem_create((size_t)context->world * sizeof(struct cp_offer), "offers",
+                         &offers));
+    enum cp_code code = exchange_offers(context, offers);
+    context->call = NULL;
+    if (code == CP_OK) {
+        struct cp_connect_args args = {
+            .ordinal = context->ordinal,
+            .offers = offers,
+            .watch = context->gate.watch,
+            .timeout = context->config.timeout,
+        };
+        code = context->accelerator->connect(&args, &device, &comm);
+    }
+    cp_mem_destroy(&offers);
+    CP_TRY(code);
+    side->device = device;
+    side->comm = comm;
+    return CP_OK;
+}
+
+/* ---- the calls ---- */
 
 enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record *mine,
                               const struct cp_plan **plan)
@@ -339,11 +512,15 @@ enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record
                    cp_op_name(op), number);
     cp_recorder_enter(recorder_of(context), op, number);
     enum cp_code code = begin(context, mine);
+    if (code == CP_OK && context->side->comm == NULL) {
+        code = connect(context);
+        code = code == CP_OK ? begin(context, mine) : code;
+    }
     if (code == CP_OK && plan != NULL && context->call != NULL) {
         *plan = context->call->plan;
     }
     if (code != CP_OK || context->call == NULL) {
-        leave(context, code);
+        end_call(context, code);
     }
     return code;
 }
@@ -355,7 +532,7 @@ enum cp_code cp_context_confirm(struct cp_context *context,
     if (context->call == NULL) {
         return cp_fail(CP_ERR_INTERNAL, "confirm without a call that was begun");
     }
-    const struct cp_record *begun = &context->records[context->comm->rank];
+    const struct cp_record *begun = &context->records[context->rank];
     struct cp_record ready = {.call = begun->call};
     memcpy(ready.sizes, begun->sizes, sizeof ready.sizes);
     if (error != NULL) {
@@ -366,7 +543,7 @@ enum cp_code cp_context_confirm(struct cp_context *context,
         code = agree(context, &ready);
     }
     if (code != CP_OK) {
-        leave(context, code);
+        end_call(context, code);
     }
     return code;
 }
@@ -374,28 +551,6 @@ enum cp_code cp_context_confirm(struct cp_context *context,
 bool cp_context_error_is_own(const struct cp_context *context)
 {
     return context->is_own_error;
-}
-
-/* ---- the steps of execute ---- */
-
-static enum cp_code execute(struct cp_context *context,
-                            const struct cp_view tensors[CP_TENSORS],
-                            struct cp_stream *stream)
-{
-    const struct cp_schedule *schedule = context->call->schedule;
-    struct cp_run run;
-    struct cp_run_env env = {
-        .comm = context->comm,
-        .device = context->device,
-        .kernel = context->call->kernel,
-        .scratch = context->workspace,
-        .recorder = recorder_of(context),
-        .stream = stream,
-        .seq = context->gate.seq,
-        .operation = context->operation,
-    };
-    cp_run_init(&run, &env, schedule, tensors, context->xfers);
-    return cp_run_finish(&run, context->config.timeout);
 }
 
 enum cp_code cp_context_execute(struct cp_context *context,
@@ -407,17 +562,23 @@ enum cp_code cp_context_execute(struct cp_context *context,
         return cp_fail(CP_ERR_INTERNAL, "execute without a call that was begun");
     }
     enum cp_code code = execute(context, tensors, stream);
-    if (code != CP_OK) {
-        poison(context);
-    }
-    leave(context, code);
+    end_call(context, code);
     return code;
+}
+
+enum cp_code cp_context_copy(struct cp_context *context, const struct cp_view *dst,
+                             const struct cp_view *src, struct cp_stream *stream)
+{
+    struct cp_device *device = context->side->device;
+    int before = 0;
+    CP_TRY(enter(device, &before));
+    return leave(device, before, device->ops->copy(device, dst, src, stream));
 }
 
 void cp_context_abandon(struct cp_context *context)
 {
     if (context->call != NULL) {
         poison(context);
-        leave(context, (enum cp_code)cp_last_error()->code);
+        end_call(context, (enum cp_code)cp_last_error()->code);
     }
 }

@@ -18,6 +18,7 @@
 #include "base/record.h"
 #include "comm/comm.h"
 #include "control/gate.h"
+#include "exec/accelerator.h"
 #include "exec/run.h"
 
 /* How a config spells enum cp_rotate. */
@@ -52,7 +53,7 @@ struct cp_join_args {
 CP_NODISCARD enum cp_code cp_context_join(const struct cp_join_args *args,
                                           struct cp_context **out);
 
-/* What a context works with. */
+/* What a context works with, on the host. */
 struct cp_context_parts {
     struct cp_gate gate;
     struct cp_comm *comm;
@@ -66,6 +67,13 @@ struct cp_context_parts {
 CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *config,
                                             const struct cp_context_parts *parts,
                                             struct cp_context **out);
+
+/* From now on calls may be on that device too (record.call.place); the first of them
+ * connects the ranks' devices. CP_ERR_VALUE where there is no such device, or the context works on another one already.
+ * `accelerator` is borrowed and must outlive the context. Between enter and leave. */
+CP_NODISCARD enum cp_code cp_context_use(struct cp_context *context,
+                                         const struct cp_accelerator *accelerator,
+                                         int ordinal);
 
 /* Hands the context something to close after its communicator. */
 void cp_context_stand_on(struct cp_context *context, void *parts,
@@ -81,8 +89,8 @@ CP_NODISCARD enum cp_code cp_context_enter(struct cp_context *context);
 void cp_context_leave(struct cp_context *context);
 
 /* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
- * for attention, the packed format of the kernel for `dtype`, `head_dim`, `value_dim`,
- * which must be set. CP_ERR_UNSUPPORTED by the kernel. */
+ * for attention, the packed format of the kernel for `place`, `dtype`, `head_dim`,
+ * `value_dim`, which must be set. CP_ERR_UNSUPPORTED by the kernel. */
 CP_NODISCARD enum cp_code cp_context_describe(struct cp_context *context,
                                               struct cp_record *record);
 
@@ -110,11 +118,18 @@ CP_NODISCARD enum cp_code cp_context_execute(struct cp_context *context,
                                              const struct cp_view tensors[CP_TENSORS],
                                              struct cp_stream *stream);
 
+/* dst = src on the device of the call that was begun last, for a shard; there is one.
+ * `stream` as above. */
+CP_NODISCARD enum cp_code cp_context_copy(struct cp_context *context,
+                                          const struct cp_view *dst,
+                                          const struct cp_view *src,
+                                          struct cp_stream *stream);
+
 /* Gives a begun call up: the context is broken on all ranks, with the calling thread's
  * last error. */
 void cp_context_abandon(struct cp_context *context);
 
-/* What the context holds for its calls. It has grown to what the largest call so far
+/* What the context holds for its calls, wherever they are. It has grown to what the largest call so far
  * needs, and stays until the context goes. */
 struct cp_context_memory {
     size_t workspace_bytes; /* private */

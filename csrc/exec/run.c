@@ -102,10 +102,13 @@ static int event_of(int lane, int32_t done)
     return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
 }
 
-/* The lanes start behind what the caller's stream has been given. */
+/* The caller's stream starts behind the call before this one, which may have come on
+ * another stream and uses the same workspace; the lanes behind what the caller's has been
+ * given. */
 static enum cp_code fork_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
+    CP_TRY(device->ops->await(device, run->env.stream, EVENT_CALLER));
     CP_TRY(device->ops->record(device, run->env.stream, EVENT_CALLER));
     for (int lane = 0; lane < CP_LANES; lane++) {
         if (lane != CP_LANE_COMPUTE) {
@@ -125,7 +128,7 @@ static enum cp_code join_lanes(struct cp_run *run)
                                       event_of(lane, run->done[lane])));
         }
     }
-    return CP_OK;
+    return device->ops->record(device, run->env.stream, EVENT_CALLER);
 }
 
 /* The lane's stream waits for the steps of other lanes that its next one needs. */

@@ -13,6 +13,7 @@
 /* The fields of a call in the order in which a difference is named. `op` is first: the
  * others mean different things in different operations. */
 #define CALL_FIELDS(X)                                                                 \
+    X(place, "the device of its tensors")                                              \
     X(dtype, "dtype")                                                                  \
     X(batch, "batch size")                                                             \
     X(heads, "heads")                                                                  \
@@ -50,6 +51,13 @@ static double scale_of(const struct cp_call *call)
     return scale;
 }
 
+static void print_place(char *text, size_t bytes, const struct cp_call *call)
+{
+    if (call->place == CP_ON_ACCELERATOR) {
+        cp_text_append(text, bytes, ", on a GPU");
+    }
+}
+
 static void print_attention(char *text, size_t bytes, const struct cp_record *record)
 {
     const struct cp_call *call = &record->call;
@@ -72,10 +80,12 @@ static void print_attention(char *text, size_t bytes, const struct cp_record *re
                        record->sizes[CP_SIZE_MASK_KEYS],
                        cp_dtype_name((enum cp_dtype)call->mask_dtype));
     }
-    cp_text_append(text, bytes, "%s%s%s%s)", call->is_causal != 0 ? ", is_causal" : "",
+    cp_text_append(text, bytes, "%s%s%s%s", call->is_causal != 0 ? ", is_causal" : "",
                    call->kv_replicated != 0 ? ", kv replicated" : "",
                    call->enable_gqa != 0 ? ", enable_gqa" : "",
                    call->want_lse != 0 ? ", return_lse" : "");
+    print_place(text, bytes, call);
+    cp_text_append(text, bytes, ")");
 }
 
 static void print_cut(char *text, size_t bytes, const struct cp_record *record)
@@ -93,6 +103,7 @@ static void print_cut(char *text, size_t bytes, const struct cp_record *record)
         cp_text_append(text, bytes, ", %" PRId64 " own rows",
                        record->sizes[CP_SIZE_ROWS]);
     }
+    print_place(text, bytes, call);
     cp_text_append(text, bytes, ")");
 }
 

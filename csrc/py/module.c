@@ -1,6 +1,7 @@
 /* cp_attn._C: the module itself. Everything it keeps is in its state. */
 #include "module.h"
 
+#include "base/core.h"
 #include "base/mem.h"
 #include "py_attention.h"
 #include "py_attention_backward.h"
@@ -76,6 +77,23 @@ static int types_init(PyObject *self, struct module_state *state)
     return 0;
 }
 
+/* What cp_attn._cuda needs of this module. */
+static int core_init(PyObject *self)
+{
+    static const struct cp_core core = {
+        .abi = CP_CORE_ABI,
+        .fail_as = cp_fail_as,
+        .last_error = cp_last_error,
+        .mem_create = cp_mem_create,
+        .mem_destroy = cp_mem_destroy,
+    };
+    PyObject *capsule =
+        PyCapsule_New((void *)(uintptr_t)&core, "cp_attn._C._core", NULL);
+    int result = capsule == NULL ? -1 : PyModule_AddObjectRef(self, "_core", capsule);
+    Py_XDECREF(capsule);
+    return result;
+}
+
 static int module_exec(PyObject *self)
 {
     struct module_state *state = module_state_of(self);
@@ -88,7 +106,9 @@ static int module_exec(PyObject *self)
         types_init(self, state) < 0) {
         return -1;
     }
-    return PyModule_AddStringConstant(self, "__version__", CP_VERSION);
+    return core_init(self) < 0
+               ? -1
+               : PyModule_AddStringConstant(self, "__version__", CP_VERSION);
 }
 
 static int module_traverse(PyObject *self, visitproc visit, void *arg)

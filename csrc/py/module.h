@@ -8,6 +8,8 @@
 
 #include "base/status.h"
 
+struct cp_accelerator;
+
 /* Strings that are looked up in every call, interned once: field and text. */
 #define MODULE_NAMES(X)                                                                \
     X(dlpack, "__dlpack__")                                                            \
@@ -47,7 +49,9 @@ struct module_state {
     /* Of torch; NULL until a tensor of it was seen. */
     PyObject *torch_tensor, *torch_no_dispatch, *torch_is_grad_enabled;
     PyObject *torch_is_wrapped, *torch_forward_ad; /* NULL: this torch has none */
-    int has_numpy;                                 /* NumPy's C API has been loaded */
+    const struct cp_accelerator *accelerator; /* of cp_attn._cuda; NULL: not asked for
+                                                 yet */
+    int has_numpy;                            /* NumPy's C API has been loaded */
 };
 
 /* A docstring as a slot's value: slots are not const, and nobody writes to this one. */

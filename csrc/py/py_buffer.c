@@ -5,11 +5,13 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "exec/accelerator.h"
 #include "tensor/tensor_dlpack.h"
 
 typedef struct {
     PyObject_HEAD struct cp_tensor tensor;
-    void *memory; /* owned */
+    void *memory;                             /* owned */
+    const struct cp_accelerator *accelerator; /* whose memory it is; NULL: the host's */
 } BufferObject;
 
 struct export {
@@ -52,6 +54,11 @@ static void capsule_destroy(PyObject *capsule)
     }
 }
 
+static DLDevice device_of(const BufferObject *self)
+{
+    return (DLDevice){(DLDeviceType)self->tensor.device_type, self->tensor.device_id};
+}
+
 static DLTensor describe(BufferObject *self, struct export *export)
 {
     int64_t item_bytes = cp_dtype_bytes(self->tensor.dtype);
@@ -59,8 +66,8 @@ static DLTensor describe(BufferObject *self, struct export *export)
         export->shape[axis] = self->tensor.shape[axis];
         export->strides[axis] = self->tensor.stride[axis] / item_bytes;
     }
-    DLTensor tensor =
-        cp_tensor_prototype(self->tensor.dtype, self->tensor.ndim, export->shape);
+    DLTensor tensor = cp_tensor_prototype(self->tensor.dtype, device_of(self),
+                                          self->tensor.ndim, export->shape);
     tensor.data = self->memory;
     tensor.strides = export->strides;
     return tensor;
@@ -99,6 +106,30 @@ static PyObject *export_buffer(BufferObject *self, bool is_versioned)
     return capsule;
 }
 
+/* What was written was enqueued on the default stream; the one that the taker names goes on behind it. DLPack's
+ * numbers: 1 is the default stream, as is None, 2 each thread's own, -1 asks for no order. */
+static int order_stream(BufferObject *self, PyObject *stream)
+{
+    if (self->accelerator == NULL || stream == Py_None) {
+        return 0;
+    }
+    PyObject *number = PyNumber_Index(stream);
+    bool is_ordered = false;
+    void *address = NULL;
+    if (number != NULL) {
+        long small = PyLong_AsLong(number);
+        PyErr_Clear();
+        is_ordered = small == -1 || small == 0 || small == 1;
+        address = is_ordered ? NULL : PyLong_AsVoidPtr(number);
+        Py_DECREF(number);
+    }
+    if (PyErr_Occurred() || is_ordered) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    return py_check(type_state_of((PyObject *)self),
+                    self->accelerator->follow(self->tensor.device_id, address, NULL));
+}
+
 PyDoc_STRVAR(buffer_dlpack_doc,
              "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None,\n"
              "           copy=None)\n"
@@ -107,7 +138,7 @@ PyDoc_STRVAR(buffer_dlpack_doc,
              "Raises\n"
              "------\n"
              "BufferError\n"
-             "    For another device than the CPU, (1, 0), and for a copy.");
+             "    For another device than the one that it is on, and for a copy.");
 
 static PyObject *buffer_dlpack(BufferObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -127,9 +158,10 @@ static PyObject *buffer_dlpack(BufferObject *self, PyObject *args, PyObject *kwa
         if (!PyArg_ParseTuple(device, "ll:dl_device", &type, &id)) {
             return NULL;
         }
-        if (type != (long)kDLCPU) {
-            PyErr_Format(PyExc_BufferError,
-                         "dl_device=%R; this memory is on the CPU, (1, 0)", device);
+        const DLDevice own = device_of(self);
+        if (type != (long)own.device_type || id != (long)own.device_id) {
+            PyErr_Format(PyExc_BufferError, "dl_device=%R; this memory is on (%d, %d)",
+                         device, (int)own.device_type, (int)own.device_id);
             return NULL;
         }
     }
@@ -143,17 +175,21 @@ static PyObject *buffer_dlpack(BufferObject *self, PyObject *args, PyObject *kwa
             return NULL;
         }
     }
+    if (order_stream(self, stream) < 0) {
+        return NULL;
+    }
     return export_buffer(self, major >= DLPACK_MAJOR_VERSION);
 }
 
-PyDoc_STRVAR(buffer_dlpack_device_doc, "__dlpack_device__($self, /)\n"
-                                       "--\n\n"
-                                       "Return (1, 0): the CPU.");
+PyDoc_STRVAR(buffer_dlpack_device_doc,
+             "__dlpack_device__($self, /)\n"
+             "--\n\n"
+             "Return DLPack's type and number of the device: (1, 0) for the CPU.");
 
-static PyObject *buffer_dlpack_device(PyObject *Py_UNUSED(self),
-                                      PyObject *Py_UNUSED(unused))
+static PyObject *buffer_dlpack_device(BufferObject *self, PyObject *Py_UNUSED(unused))
 {
-    return Py_BuildValue("(ii)", (int)kDLCPU, 0);
+    const DLDevice own = device_of(self);
+    return Py_BuildValue("(ii)", (int)own.device_type, (int)own.device_id);
 }
 
 static PyObject *buffer_get_shape(BufferObject *self, void *Py_UNUSED(closure))
@@ -187,6 +223,9 @@ static PyObject *buffer_repr(BufferObject *self)
 static void buffer_dealloc(BufferObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    if (self->accelerator != NULL) {
+        self->accelerator->free(self->tensor.device_id, &self->memory);
+    }
     cp_mem_destroy(&self->memory);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
@@ -195,7 +234,8 @@ static void buffer_dealloc(BufferObject *self)
 static PyMethodDef buffer_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))buffer_dlpack,
      METH_VARARGS | METH_KEYWORDS, buffer_dlpack_doc},
-    {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, buffer_dlpack_device_doc},
+    {"__dlpack_device__", (PyCFunction)buffer_dlpack_device, METH_NOARGS,
+     buffer_dlpack_device_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -232,26 +272,34 @@ PyTypeObject *buffer_type_create(PyObject *self)
     return (PyTypeObject *)PyType_FromModuleAndSpec(self, &buffer_spec, NULL);
 }
 
-static enum cp_code allocate(BufferObject *self, enum cp_dtype dtype, int ndim,
-                             const int64_t *shape)
+static enum cp_code allocate(BufferObject *self, const struct cp_tensor *like,
+                             enum cp_dtype dtype, int ndim, const int64_t *shape)
 {
     CP_TRY(cp_tensor_init_compact(&self->tensor, NULL, dtype, ndim, shape));
-    CP_TRY(
-        cp_mem_create((size_t)(cp_tensor_count(&self->tensor) * cp_dtype_bytes(dtype)),
-                      "an output", &self->memory));
+    size_t bytes = (size_t)(cp_tensor_count(&self->tensor) * cp_dtype_bytes(dtype));
+    if (self->accelerator != NULL) {
+        self->tensor.device_type = like->device_type;
+        self->tensor.device_id = like->device_id;
+        CP_TRY(self->accelerator->alloc(like->device_id, bytes, "an output",
+                                        &self->memory));
+    } else {
+        CP_TRY(cp_mem_create(bytes, "an output", &self->memory));
+    }
     self->tensor.data = self->memory;
     return CP_OK;
 }
 
-PyObject *buffer_create(const struct module_state *state, enum cp_dtype dtype, int ndim,
-                        const int64_t *shape, struct cp_tensor *out)
+PyObject *buffer_create(const struct module_state *state, const struct cp_tensor *like,
+                        enum cp_dtype dtype, int ndim, const int64_t *shape,
+                        struct cp_tensor *out)
 {
     BufferObject *self =
         (BufferObject *)state->buffer_type->tp_alloc(state->buffer_type, 0);
     if (self == NULL) {
         return NULL;
     }
-    if (py_check(state, allocate(self, dtype, ndim, shape)) < 0) {
+    self->accelerator = cp_tensor_is_on_host(like) ? NULL : state->accelerator;
+    if (py_check(state, allocate(self, like, dtype, ndim, shape)) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -8,8 +8,9 @@
 
 PyTypeObject *buffer_type_create(PyObject *self);
 
-/* Zeroed and packed. NULL with an exception. */
-PyObject *buffer_create(const struct module_state *state, enum cp_dtype dtype, int ndim,
-                        const int64_t *shape, struct cp_tensor *out);
+/* Packed, on the device of `like`; zeroed on the host. NULL with an exception. */
+PyObject *buffer_create(const struct module_state *state, const struct cp_tensor *like,
+                        enum cp_dtype dtype, int ndim, const int64_t *shape,
+                        struct cp_tensor *out);
 
 #endif

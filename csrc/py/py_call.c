@@ -10,6 +10,7 @@
 #include "plan/agree.h"
 #include "plan/plan.h"
 #include "py_args.h"
+#include "py_device.h"
 
 const char *const call_arg_names[ARG_COUNT] = {
     "q",         "k",       "v",          "context_or_config", "attn_mask",
@@ -36,13 +37,13 @@ enum cp_code call_check_kind(const struct call *call, enum cp_tensor_role role,
     const struct cp_tensor *tensor = &call->arrays[role].tensor;
     char device[48];
     char own[48];
-    if (cp_tensor_is_on_host(tensor) != cp_tensor_is_on_host(q)) {
+    CP_TRY(cp_tensor_check_device("q", q));
+    if (!cp_tensor_are_together(tensor, q)) {
         return cp_fail(CP_ERR_VALUE,
                        "q is on %s and %s on %s; they must be on one device",
                        cp_tensor_print_device(q, device, sizeof device), name,
                        cp_tensor_print_device(tensor, own, sizeof own));
     }
-    CP_TRY(cp_tensor_check_host(name, tensor));
     if (tensor->dtype != dtype) {
         return cp_fail(CP_ERR_TYPE,
                        "%s has dtype %s, but it must be %s, since q has dtype %s", name,
@@ -358,6 +359,10 @@ int call_parse(struct call *call)
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
+    if (device_use(call->state, call->context, &call->arrays[CP_TENSOR_Q].tensor, "q",
+                   &call->record) < 0) {
+        return -1;
+    }
     return py_check(call->state,
                     cp_context_describe(call->context->core, &call->record));
 }
@@ -388,6 +393,16 @@ static void call_release(struct call *call)
     Py_CLEAR(call->context);
 }
 
+static int call_execute(struct call *call)
+{
+    struct cp_stream *stream = NULL;
+    if (device_stream(call->state, call->arrays, CP_TENSORS, &stream) < 0) {
+        context_abandon(call->context);
+        return -1;
+    }
+    return context_execute(call->context, call->state, call->views, stream);
+}
+
 PyObject *call_run(struct call *call, int (*parse)(struct call *), PyObject *error,
                    PyObject *(*answer)(struct call *))
 {
@@ -401,7 +416,7 @@ PyObject *call_run(struct call *call, int (*parse)(struct call *), PyObject *err
     }
     int result = context_begin(call->context, call->state, &call->record, error, NULL);
     if (result == 0) {
-        result = context_execute(call->context, call->state, call->views);
+        result = call_execute(call);
     }
     context_leave(call->context);
     PyObject *object = result < 0 ? NULL : answer(call);

@@ -113,10 +113,10 @@ int context_confirm(ContextObject *self, const struct module_state *state,
 }
 
 int context_execute(ContextObject *self, const struct module_state *state,
-                    const struct cp_view *tensors)
+                    const struct cp_view *tensors, struct cp_stream *stream)
 {
     self->thread = PyEval_SaveThread();
-    enum cp_code code = cp_context_execute(self->core, tensors, NULL);
+    enum cp_code code = cp_context_execute(self->core, tensors, stream);
     PyEval_RestoreThread(self->thread);
     return py_check(state, code);
 }

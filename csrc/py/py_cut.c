@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "plan/plan.h"
 #include "py_args.h"
+#include "py_device.h"
 #include "py_output.h"
 #include "py_torch.h"
 
@@ -126,6 +127,12 @@ static enum cp_code make_view(struct cut *cut)
     if (cp_tensor_view_cut(&cut->x.tensor, cut->dim, &cut->view)) {
         return CP_OK;
     }
+    if (!cp_tensor_is_on_host(&cut->x.tensor)) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "x has strides that do not merge around dim %d, which is not "
+                       "supported on a GPU; pass x.contiguous()",
+                       cut->dim);
+    }
     struct cp_tensor packed;
     int64_t bytes =
         cp_tensor_count(&cut->x.tensor) * cp_dtype_bytes(cut->x.tensor.dtype);
@@ -165,7 +172,8 @@ static int read_rows(struct cut *cut, int64_t *out)
 static int cut_parse(struct cut *cut)
 {
     if (array_import(cut->state, cut->values[CUT_X], "x", &cut->x) < 0 ||
-        py_check(cut->state, cp_tensor_check_host("x", &cut->x.tensor)) < 0 ||
+        py_check(cut->state, cp_tensor_check_device("x", &cut->x.tensor)) < 0 ||
+        device_use(cut->state, cut->context, &cut->x.tensor, "x", &cut->record) < 0 ||
         read_dim(cut) < 0) {
         return -1;
     }
@@ -183,6 +191,13 @@ static int cut_parse(struct cut *cut)
     return py_check(cut->state, cp_context_describe(cut->context->core, &cut->record));
 }
 
+static int raise_unmerged(void)
+{
+    PyErr_SetString(PyExc_SystemError,
+                    "a packed tensor does not merge into three axes");
+    return -1;
+}
+
 static int cut_create_output(struct cut *cut, int64_t rows)
 {
     int64_t shape[CP_TENSOR_DIMS] = {0};
@@ -192,9 +207,38 @@ static int cut_create_output(struct cut *cut, int64_t rows)
                          shape, &cut->output);
 }
 
+/* The rows of x, on the host, whatever its strides. */
+static void shard_on_host(struct cut *cut, const struct cp_tensor *own)
+{
+    PyThreadState *thread = PyEval_SaveThread();
+    cp_tensor_copy(&cut->output.tensor, own);
+    PyEval_RestoreThread(thread);
+}
+
+static int shard_on_device(struct cut *cut, struct cp_range rows)
+{
+    struct cp_view out;
+    struct cp_stream *stream = NULL;
+    const int64_t first[CP_AXES] = {0, rows.first, 0, 0};
+    const int64_t n[CP_AXES] = {cut->view.n[0], rows.count, 1, cut->view.n[3]};
+    struct cp_view own = cp_view_box(&cut->view, first, n);
+    if (device_stream(cut->state, &cut->x, 1, &stream) < 0) {
+        return -1;
+    }
+    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &out)) {
+        return raise_unmerged();
+    }
+    return py_check(cut->state,
+                    cp_context_copy(cut->context->core, &out, &own, stream));
+}
+
 static int shard_run(struct cut *cut, int parsed)
 {
     struct cp_range rows = {0, 0};
+    bool is_on_host = parsed < 0 || cp_tensor_is_on_host(&cut->x.tensor);
+    if (parsed == 0 && !is_on_host) {
+        parsed = py_check(cut->state, make_view(cut));
+    }
     if (parsed == 0) {
         rows = cp_share(cut->x.tensor.shape[cut->dim], cut->context->world,
                         cut->context->rank);
@@ -204,11 +248,12 @@ static int shard_run(struct cut *cut, int parsed)
                       parsed < 0 ? error_keep() : NULL, NULL) < 0) {
         return -1;
     }
+    if (!is_on_host) {
+        return shard_on_device(cut, rows);
+    }
     struct cp_tensor own =
         cp_tensor_narrow(&cut->x.tensor, cut->dim, rows.first, rows.count);
-    PyThreadState *thread = PyEval_SaveThread();
-    cp_tensor_copy(&cut->output.tensor, &own);
-    PyEval_RestoreThread(thread);
+    shard_on_host(cut, &own);
     return 0;
 }
 
@@ -222,15 +267,16 @@ static int cut_execute(struct cut *cut, enum cp_tensor_role to,
                        enum cp_tensor_role from)
 {
     struct cp_view tensors[CP_TENSORS];
+    struct cp_stream *stream = NULL;
     memset(tensors, 0, sizeof tensors);
     tensors[from] = cut->view;
-    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[to])) {
-        PyErr_SetString(PyExc_SystemError,
-                        "a packed tensor does not merge into three axes");
+    if ((cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[to])
+             ? device_stream(cut->state, &cut->x, 1, &stream)
+             : raise_unmerged()) < 0) {
         context_abandon(cut->context);
         return -1;
     }
-    return context_execute(cut->context, cut->state, tensors);
+    return context_execute(cut->context, cut->state, tensors, stream);
 }
 
 static int reduce_scatter_run(struct cut *cut, int parsed)

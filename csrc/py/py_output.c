@@ -25,14 +25,20 @@ static void set_error(void *Py_UNUSED(context), const char *kind, const char *me
     PyGILState_Release(gil);
 }
 
-static int create_exchange(const struct module_state *state,
-                           const DLPackExchangeAPI *api, enum cp_dtype dtype, int ndim,
-                           const int64_t *shape, struct output *out)
+static int create_exchange(const struct module_state *state, const struct array *like,
+                           enum cp_dtype dtype, int ndim, const int64_t *shape,
+                           struct output *out)
 {
+    const DLPackExchangeAPI *api = like->api;
     int64_t lengths[CP_TENSOR_DIMS] = {0};
     DLManagedTensorVersioned *managed = NULL;
     memcpy(lengths, shape, (size_t)ndim * sizeof lengths[0]);
-    DLTensor prototype = cp_tensor_prototype(dtype, ndim, lengths);
+    DLDevice device = {kDLCPU, 0};
+    if (!cp_tensor_is_on_host(&like->tensor)) {
+        device =
+            (DLDevice){(DLDeviceType)like->tensor.device_type, like->tensor.device_id};
+    }
+    DLTensor prototype = cp_tensor_prototype(dtype, device, ndim, lengths);
     if (api->managed_tensor_allocator(&prototype, &managed, NULL, set_error) != 0) {
         return -1;
     }
@@ -65,13 +71,14 @@ int output_create(const struct module_state *state, const struct array *like,
 {
     switch (like->source) {
     case ARRAY_EXCHANGE:
-        return create_exchange(state, like->api, dtype, ndim, shape, out);
+        return create_exchange(state, like, dtype, ndim, shape, out);
     case ARRAY_NUMPY:
         out->object = numpy_create(state, dtype, ndim, shape, &out->tensor);
         break;
     case ARRAY_CAPSULE:
     case ARRAY_NONE:
-        out->object = buffer_create(state, dtype, ndim, shape, &out->tensor);
+        out->object =
+            buffer_create(state, &like->tensor, dtype, ndim, shape, &out->tensor);
         break;
     }
     return out->object == NULL ? -1 : 0;

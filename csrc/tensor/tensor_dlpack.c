@@ -55,14 +55,20 @@ bool cp_tensor_is_on_host(const struct cp_tensor *tensor)
            tensor->device_type == (int)kDLROCMHost;
 }
 
-enum cp_code cp_tensor_check_host(const char *name, const struct cp_tensor *tensor)
+enum cp_code cp_tensor_check_device(const char *name, const struct cp_tensor *tensor)
 {
     char device[48];
-    if (cp_tensor_is_on_host(tensor)) {
+    if (cp_tensor_is_on_host(tensor) || tensor->device_type == (int)kDLCUDA) {
         return CP_OK;
     }
-    return cp_fail(CP_ERR_VALUE, "%s is on %s; allowed: cpu", name,
+    return cp_fail(CP_ERR_VALUE, "%s is on %s; allowed: cpu, cuda", name,
                    cp_tensor_print_device(tensor, device, sizeof device));
+}
+
+bool cp_tensor_are_together(const struct cp_tensor *a, const struct cp_tensor *b)
+{
+    return (cp_tensor_is_on_host(a) && cp_tensor_is_on_host(b)) ||
+           (a->device_type == b->device_type && a->device_id == b->device_id);
 }
 
 static enum cp_code read_dtype(const char *name, DLDataType source, enum cp_dtype *out)
@@ -157,10 +163,11 @@ DLDataType cp_tensor_dlpack_dtype(enum cp_dtype dtype)
     return (DLDataType){0, 0, 0};
 }
 
-DLTensor cp_tensor_prototype(enum cp_dtype dtype, int ndim, int64_t *shape)
+DLTensor cp_tensor_prototype(enum cp_dtype dtype, DLDevice device, int ndim,
+                             int64_t *shape)
 {
     return (DLTensor){
-        .device = {kDLCPU, 0},
+        .device = device,
         .ndim = ndim,
         .dtype = cp_tensor_dlpack_dtype(dtype),
         .shape = shape,

@@ -589,10 +589,10 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     struct cp_plan_entry *entry = context->call;
     sound_kernel = entry->kernel;
     entry->kernel = &broken_kernel;
-    context->device = &broken_device;
+    context->sides[CP_ON_HOST].device = &broken_device;
     enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank], NULL);
     entry->kernel = sound_kernel;
-    context->device = cp_device_cpu();
+    context->sides[CP_ON_HOST].device = cp_device_cpu();
     return code;
 }
 
@@ -675,15 +675,15 @@ static void outgrow(int rank, void *arg)
 {
     struct world *w = arg;
     struct cp_context *context = w->context[rank];
-    const struct cp_comm_ops *sound = context->comm->ops;
+    const struct cp_comm_ops *sound = context->sides[CP_ON_HOST].comm->ops;
     struct cp_comm_ops tight = *sound;
     tight.reserve = reserve_nothing;
     for (int attempt = 0; attempt < 2; attempt++) {
         struct cp_record record = {.call = {.op = CP_OP_AGREE}};
-        context->comm->ops = rank == w->size - 1 ? &tight : sound;
+        context->sides[CP_ON_HOST].comm->ops = rank == w->size - 1 ? &tight : sound;
         CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION),
                      CP_ERR_NO_MEMORY);
-        context->comm->ops = sound;
+        context->sides[CP_ON_HOST].comm->ops = sound;
         CHECK_EQ_I64(cp_last_error()->rank, w->size - 1);
         CHECK_STR_HAS(cp_last_error()->text, "no room for ");
         CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);

@@ -143,15 +143,23 @@ TEST(devices)
     make(&source, 1, (const int64_t[]){2});
     REQUIRE(take(&source, &tensor) == CP_OK);
     CHECK_EQ_STR(cp_tensor_print_device(&tensor, text, sizeof text), "cpu");
-    CHECK_EQ_I64(cp_tensor_check_host("q", &tensor), CP_OK);
+    CHECK_EQ_I64(cp_tensor_check_device("q", &tensor), CP_OK);
+    struct cp_tensor host = tensor;
     source.tensor.device = (DLDevice){kDLCUDA, 3};
     REQUIRE(take(&source, &tensor) == CP_OK);
-    CHECK_EQ_I64(cp_tensor_check_host("q", &tensor), CP_ERR_VALUE);
-    CHECK_EQ_STR(cp_last_error()->text, "q is on cuda:3; allowed: cpu");
+    CHECK_EQ_I64(cp_tensor_check_device("q", &tensor), CP_OK);
+    CHECK(!cp_tensor_is_on_host(&tensor));
+    CHECK(!cp_tensor_are_together(&tensor, &host));
+    struct cp_tensor other = tensor;
+    CHECK(cp_tensor_are_together(&tensor, &other));
+    other.device_id = 2;
+    CHECK(!cp_tensor_are_together(&tensor, &other));
     tensor.device_type = kDLCUDAHost;
-    CHECK_EQ_I64(cp_tensor_check_host("q", &tensor), CP_OK);
+    CHECK_EQ_I64(cp_tensor_check_device("q", &tensor), CP_OK);
+    CHECK(cp_tensor_are_together(&tensor, &host));
     tensor.device_type = kDLCUDAManaged;
-    CHECK_EQ_I64(cp_tensor_check_host("q", &tensor), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_tensor_check_device("q", &tensor), CP_ERR_VALUE);
+    CHECK_EQ_STR(cp_last_error()->text, "q is on cuda_managed:3; allowed: cpu, cuda");
     tensor.device_type = 99;
     CHECK_EQ_STR(cp_tensor_print_device(&tensor, text, sizeof text),
                  "device type 99:3");
@@ -160,10 +168,12 @@ TEST(devices)
 TEST(prototypes)
 {
     int64_t shape[] = {2, 3};
-    DLTensor prototype = cp_tensor_prototype(CP_DTYPE_BFLOAT16, 2, shape);
+    DLTensor prototype =
+        cp_tensor_prototype(CP_DTYPE_BFLOAT16, (DLDevice){kDLCUDA, 1}, 2, shape);
     CHECK_EQ_I64(prototype.dtype.code, kDLBfloat);
     CHECK_EQ_I64(prototype.dtype.bits, 16);
     CHECK_EQ_I64(prototype.dtype.lanes, 1);
-    CHECK_EQ_I64(prototype.device.device_type, kDLCPU);
+    CHECK_EQ_I64(prototype.device.device_type, kDLCUDA);
+    CHECK_EQ_I64(prototype.device.device_id, 1);
     CHECK(prototype.shape == shape);
 }

@@ -16,49 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dlpack_structs import PYTHON, Plain, Versioned
 from thread_ranks import Ranks, cut, oracle
 
 from cp_attn import _C
 
 # --- a producer of DLPack capsules whose every field can be set ---
-
-PYTHON = ctypes.pythonapi
-PYTHON.PyCapsule_New.restype = ctypes.py_object
-PYTHON.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-PYTHON.PyCapsule_IsValid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-PYTHON.PyCapsule_GetPointer.restype = ctypes.c_void_p
-PYTHON.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class Plain(ctypes.Structure):
-    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
-class Versioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
-    ]
-
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 LIVE = {}  # managed tensors by address, with their producers: what deleters take out
@@ -317,7 +280,8 @@ def test_devices(ranks, device):
     name = {2: "cuda:1", 4: "opencl:0", 10: "rocm:3", 13: "cuda_managed:0", 99: "device type 99:7"}[device[0]]
     x = numbers(*SHAPE)
     far = Producer(x, device_type=device[0], device_id=device[1])
-    refused_anywhere(ranks, far, ValueError, name, "cpu")
+    # With cp_attn._cuda, it is the driver that says no.
+    refused_anywhere(ranks, far, ValueError, name, *([] if device[0] == 2 else ["cpu"]))
     assert far.made == far.deleted
     for caught in ranks.errors(lambda r: _C.attention(x, far, x, ranks.contexts[r])):
         assert type(caught) is ValueError and f"q is on cpu and k on {name}" in str(caught)

@@ -272,6 +272,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute,
     return sim_error(cudaErrorInvalidValue);
 }
 
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int ordinal)
+{
+    SIM_ENTER();
+    if (ordinal < 0 || ordinal >= sim_settings.devices) {
+        return sim_error(cudaErrorInvalidDevice);
+    }
+    memset(out, 0, sizeof *out);
+    (void)snprintf(out->name, sizeof out->name, "simulated GPU");
+    out->uuid.bytes[0] = (char)(ordinal + 1);
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int ordinal)
 {
     SIM_ENTER();

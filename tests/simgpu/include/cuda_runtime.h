@@ -21,6 +21,7 @@ extern "C" {
     X(cudaErrorInitializationError, 3, "initialization error")                         \
     X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")              \
     X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")        \
+    X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")          \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                    \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                           \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                  \
@@ -79,6 +80,15 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 
+typedef struct {
+    char bytes[16];
+} cudaUUID_t;
+
+struct cudaDeviceProp {
+    char name[256];
+    cudaUUID_t uuid;
+};
+
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -92,6 +102,7 @@ cudaError_t cudaGetDevice(int *ordinal);
 cudaError_t cudaSetDevice(int ordinal);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute,
                                    int ordinal);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int ordinal);
 cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int ordinal);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaRuntimeGetVersion(int *version);

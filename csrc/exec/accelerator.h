@@ -1,0 +1,49 @@
+/* The table that a module for devices fills (cp_attn._cuda), so that contexts can have
+ * calls on them. A context uses one accelerator, and one device of it. */
+#ifndef CP_EXEC_ACCELERATOR_H
+#define CP_EXEC_ACCELERATOR_H
+
+#include "base/watch.h"
+#include "comm/comm.h"
+#include "device/device.h"
+#include "kernel/kernel.h"
+
+enum { CP_ACCELERATOR_ABI = 1, CP_OFFER_BYTES = 512 };
+
+/* What a rank tells the others before they connect: bytes that only the accelerator reads.
+ */
+struct cp_offer {
+    unsigned char bytes[CP_OFFER_BYTES];
+};
+
+struct cp_connect_args {
+    int ordinal;                   /* of the own device */
+    const struct cp_offer *offers; /* (world), borrowed for the call */
+    struct cp_watch *watch;        /* borrowed; must outlive the communicator */
+    double timeout;                /* seconds */
+};
+
+struct cp_accelerator {
+    const char *name; /* "cuda" */
+    uint32_t abi;     /* CP_ACCELERATOR_ABI */
+    struct cp_kernel_list kernels;
+    /* CP_ERR_VALUE where this process has no device of that number. */
+    enum cp_code (*check)(int ordinal);
+    /* Of rank `rank`, with that device. Waits for nobody. */
+    enum cp_code (*offer)(int ordinal, int rank, struct cp_offer *out);
+    /* All ranks call it with the same offers. What they show to be wrong is the same error
+     * on all ranks, and the context stays usable; what fails later breaks it. The device is
+     * given back to `close`, after its communicator has been closed. */
+    enum cp_code (*connect)(const struct cp_connect_args *args,
+                            struct cp_device **device, struct cp_comm **comm);
+    void (*close)(struct cp_device **device);
+
+    /* Memory outside of any context: as the entries of struct cp_device_ops. */
+    enum cp_code (*alloc)(int ordinal, size_t bytes, const char *what, void **out);
+    void (*free)(int ordinal, void *address_of_pointer);
+    /* `stream` goes on behind what `before` has been given by now. */
+    enum cp_code (*follow)(int ordinal, struct cp_stream *stream,
+                           struct cp_stream *before);
+};
+
+#endif

@@ -1,0 +1,139 @@
+/* cp_attn._cuda is imported when the first tensor on a GPU comes. */
+#include "py_device.h"
+
+#include <string.h>
+
+#include "py_torch.h"
+
+/* "q is on cuda:0, but " and why that does not do: the sentence of `code`. */
+static enum cp_code fail_place(const struct cp_tensor *tensor, const char *name,
+                               enum cp_code code)
+{
+    char device[48];
+    char reason[CP_STATUS_TEXT];
+    memcpy(reason, cp_last_error()->text, sizeof reason);
+    return cp_fail(code, "%s is on %s, but %.800s", name,
+                   cp_tensor_print_device(tensor, device, sizeof device), reason);
+}
+
+/* Takes the exception that is set, an ImportError. */
+static enum cp_code fail_import(void)
+{
+    PyObject *error = error_take();
+    PyObject *text = error == NULL ? NULL : PyObject_Str(error);
+    const char *reason = text == NULL ? NULL : PyUnicode_AsUTF8(text);
+    enum cp_code code =
+        cp_fail(CP_ERR_VALUE,
+                "this cp_attn serves tensors on cpu alone (%.400s); with nvcc 12.8 or "
+                "later, install it with CP_ATTN_CUDA=1",
+                reason == NULL ? "cp_attn._cuda cannot be imported" : reason);
+    Py_XDECREF(text);
+    Py_XDECREF(error);
+    PyErr_Clear();
+    return code;
+}
+
+const struct cp_accelerator *device_accelerator(struct module_state *state,
+                                                const struct cp_tensor *tensor,
+                                                const char *name)
+{
+    if (state->accelerator != NULL) {
+        return state->accelerator;
+    }
+    PyObject *module = PyImport_ImportModule("cp_attn._cuda");
+    PyObject *capsule =
+        module == NULL ? NULL : PyObject_GetAttrString(module, "_accelerator");
+    Py_XDECREF(module); /* an extension module stays for the life of the process */
+    if (capsule != NULL) {
+        state->accelerator =
+            PyCapsule_GetPointer(capsule, "cp_attn._cuda._accelerator");
+        Py_DECREF(capsule);
+    }
+    if (state->accelerator == NULL && PyErr_ExceptionMatches(PyExc_ImportError)) {
+        (void)py_check(state, fail_place(tensor, name, fail_import()));
+    }
+    return state->accelerator;
+}
+
+int device_use(struct module_state *state, ContextObject *context,
+               const struct cp_tensor *tensor, const char *name,
+               struct cp_record *record)
+{
+    if (cp_tensor_is_on_host(tensor)) {
+        record->call.place = CP_ON_HOST;
+        return 0;
+    }
+    const struct cp_accelerator *accelerator = device_accelerator(state, tensor, name);
+    if (accelerator == NULL) {
+        return -1;
+    }
+    enum cp_code code = cp_context_use(context->core, accelerator, tensor->device_id);
+    if (code != CP_OK) {
+        return py_check(state, fail_place(tensor, name, code));
+    }
+    record->call.place = CP_ON_ACCELERATOR;
+    return 0;
+}
+
+/* Of a torch without an exchange table, which hands its memory out as if nothing ran there. */
+static int torch_stream(int ordinal, struct cp_stream **out)
+{
+    PyObject *cuda = PyImport_ImportModule("torch.cuda");
+    PyObject *stream =
+        cuda == NULL ? NULL : PyObject_CallMethod(cuda, "current_stream", "i", ordinal);
+    PyObject *number =
+        stream == NULL ? NULL : PyObject_GetAttrString(stream, "cuda_stream");
+    *out = number == NULL ? NULL : PyLong_AsVoidPtr(number);
+    Py_XDECREF(number);
+    Py_XDECREF(stream);
+    Py_XDECREF(cuda);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The stream behind which the array's memory may be used. */
+static int stream_of(struct module_state *state, const struct array *array,
+                     struct cp_stream **out)
+{
+    const struct cp_tensor *tensor = &array->tensor;
+    void *stream = NULL;
+    if (array->source == ARRAY_EXCHANGE && array->api->current_work_stream != NULL) {
+        if (array->api->current_work_stream((DLDeviceType)tensor->device_type,
+                                            tensor->device_id, &stream) != 0) {
+            return -1;
+        }
+        *out = stream;
+        return 0;
+    }
+    int is_torch = torch_is_tensor(state, array->object);
+    if (is_torch != 0) {
+        return is_torch < 0 ? -1 : torch_stream(tensor->device_id, out);
+    }
+    *out = NULL; /* who is asked for no stream makes it safe on the default one */
+    return 0;
+}
+
+int device_stream(struct module_state *state, const struct array *arrays, int count,
+                  struct cp_stream **out)
+{
+    const struct array *first = NULL;
+    *out = NULL;
+    for (int i = 0; i < count; i++) {
+        const struct array *array = &arrays[i];
+        struct cp_stream *stream = NULL;
+        if (array->object == NULL || cp_tensor_is_on_host(&array->tensor)) {
+            continue;
+        }
+        if (stream_of(state, array, &stream) < 0) {
+            return -1;
+        }
+        if (first == NULL) {
+            first = array;
+            *out = stream;
+        } else if (stream != *out &&
+                   py_check(state, state->accelerator->follow(array->tensor.device_id,
+                                                              *out, stream)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}

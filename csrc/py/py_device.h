@@ -1,0 +1,25 @@
+/* Tensors on GPUs: which accelerator serves them, and behind which stream of the caller's a call runs. */
+#ifndef CP_PY_PY_DEVICE_H
+#define CP_PY_PY_DEVICE_H
+
+#include "py_context.h"
+#include "py_dlpack.h"
+
+/* The accelerator of a device that is not the host, and that cp_tensor_check_device has passed. NULL with an exception
+ * where cp_attn was built without it. */
+const struct cp_accelerator *device_accelerator(struct module_state *state,
+                                                const struct cp_tensor *tensor,
+                                                const char *name);
+
+/* Makes the context serve the tensor's device, and notes in the record where the call is. 0, or -1 with an exception.
+ */
+int device_use(struct module_state *state, ContextObject *context,
+               const struct cp_tensor *tensor, const char *name,
+               struct cp_record *record);
+
+/* The stream that a call on these arrays belongs on: the first one's, behind those of the others; those without an
+ * object count for nothing. NULL on the host. 0, or -1 with an exception. */
+int device_stream(struct module_state *state, const struct array *arrays, int count,
+                  struct cp_stream **out);
+
+#endif

@@ -1,0 +1,295 @@
+"""CUDA tensors through Python, gate, plan, executor, CUDA device and NCCL: on simulated GPUs, a thread for each rank.
+
+What runs is `cp_attn._cuda` compiled for the host (tests/simgpu/); devices are asynchronous, copies and kernels late.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+import sim_gpu as sim
+from thread_ranks import Ranks, cut, oracle
+
+from cp_attn import _C
+
+LIB = sim.LIB
+
+RINGS = {
+    "ring2": {"ring_degree": 2},
+    "ring3": {"ring_degree": 3, "ring_anything": True},
+    "ulysses2": {"ulysses_degree": 2},
+    "ulysses3": {"ulysses_degree": 3, "ulysses_anything": True},
+    "unified2x2": {"ring_degree": 2, "ulysses_degree": 2},
+    "unified3x2": {"ring_degree": 3, "ulysses_degree": 2, "unified_anything": True},
+}
+KINDS = {"capsules": sim.Array, "exchange table": sim.Fast}
+
+
+def world_of(config):
+    return config.get("ring_degree", 1) * config.get("ulysses_degree", 1)
+
+
+@pytest.fixture
+def gpus():
+    """Ranks on a GPU each; nothing is left on the GPUs behind them."""
+    LIB.simgpu_reset()
+    LIB.simgpu_set_device_count(6)
+    opened = []
+
+    def start(**config):
+        ranks = Ranks(world_of(config), **config)
+        opened.append(ranks)
+        sim.Fast.streams = [sim.Stream(device) for device in range(6)]
+        return ranks
+
+    yield start
+    for ranks in opened:
+        ranks.close()
+    gc.collect()
+    for stream in sim.Fast.streams:
+        stream.wait()
+        stream.close()
+    sim.Fast.streams = {}
+    live = LIB.simgpu_live()
+    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
+    assert LIB.simgpu_violations() == 0
+
+
+def numbers(*shape, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def lengths_of(world, rows, is_even):
+    return [rows] * world if is_even else [rows + (r * 5) % 4 - 1 for r in range(world)]
+
+
+def backward(ranks, put, q, k, v, out, lse, dout, **keywords):
+    def call(r):
+        arrays = [put(x[r], r) for x in (q, k, v, out, lse, dout)]
+        mask = keywords.get("mask")
+        rest = (None, put(mask[r], r) if mask else None, keywords.get("is_causal", False), None, True, "sharded")
+        grads = _C._attention_backward(ranks.contexts[r], *arrays, *rest)
+        return [sim.to_numpy(x) if not isinstance(x, np.ndarray) else x for x in grads]
+
+    return ranks.run(call)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RINGS)
+def test_forward_and_backward(gpus, name, kind):
+    config = RINGS[name]
+    ranks, make = gpus(**config), KINDS[kind]
+    world = ranks.world
+    is_even = not any(flag.endswith("anything") for flag in config)
+    lengths = lengths_of(world, 4, is_even)
+    rows = sum(lengths)
+    for seed, (dtype, heads, kv_heads, is_causal, has_mask) in enumerate(
+        [(np.float32, 6, 6, False, False), (np.float32, 12, 6, True, True), (np.float16, 6, 6, False, True)]
+    ):
+        q = numbers(2, rows, heads, 8, seed=seed, dtype=dtype)
+        k = numbers(2, rows, kv_heads, 8, seed=seed + 10, dtype=dtype)
+        v = numbers(2, rows, kv_heads, 8, seed=seed + 20, dtype=dtype)
+        dout = numbers(2, rows, heads, 8, seed=seed + 30, dtype=dtype)
+        mask = numbers(2, 1, rows, rows, seed=seed + 40) > -1 if has_mask else None
+        want, want_lse = oracle(q, k, v, mask, is_causal)
+        tolerance = 2e-2 if dtype is np.float16 else 1e-5
+        parts = [cut(x, lengths) for x in (q, k, v, dout)]
+        masks = cut(mask, lengths, 2) if has_mask else None
+
+        def call(r, parts=parts, masks=masks, is_causal=is_causal):
+            given = [make(x[r], r) for x in parts[:3]]
+            keywords = {"attn_mask": make(masks[r], r)} if masks else {}
+            made = _C.attention(
+                *given, ranks.contexts[r], is_causal=is_causal, enable_gqa=True, return_lse=True, **keywords
+            )
+            assert all(type(x) is (_C.Buffer if make is sim.Array else sim.Fast) for x in made)
+            return [sim.to_numpy(x) for x in made]
+
+        for _ in range(2):  # new to the context, then known to it
+            outs, lses = zip(*ranks.run(call), strict=True)
+            np.testing.assert_allclose(np.concatenate(outs, 1), want, atol=tolerance)
+            np.testing.assert_allclose(np.concatenate(lses, 1), want_lse, atol=tolerance)
+        # The gradients are those that the same call gets on the host.
+        own = [*parts[:3], outs, lses, parts[3]]
+        keywords = {"mask": masks, "is_causal": is_causal}
+        on_host = backward(ranks, lambda x, r: x, *own, **keywords)
+        on_gpu = backward(ranks, lambda x, r: make(np.ascontiguousarray(x), r), *own, **keywords)
+        for host, gpu in zip(on_host, on_gpu, strict=True):
+            for a, b in zip(host, gpu, strict=True):
+                np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cutting_and_gathering(gpus, kind):
+    ranks, make = gpus(ring_degree=3, ring_anything=True), KINDS[kind]
+    for dtype in (np.float32, np.float16, np.int64, np.bool_, np.uint8):
+        x = (numbers(3, 7, 2, 5, seed=4) * 9).astype(dtype)
+        for dim in range(4):
+            parts = np.array_split(x, 3, dim)
+            shares = ranks.run(lambda r, x=x, d=dim: sim.to_numpy(ranks.contexts[r].shard(make(x, r), d)))
+            wholes = ranks.run(
+                lambda r, p=parts, d=dim: sim.to_numpy(ranks.contexts[r].gather(make(p[r].copy(), r), d))
+            )
+            for r in range(3):
+                assert np.array_equal(shares[r], parts[r]) and np.array_equal(wholes[r], x)
+    x = numbers(3, 4, 6)
+    sums = ranks.run(lambda r: sim.to_numpy(ranks.contexts[r]._reduce_scatter(make(x, r), 1, [0, 3, 1][r])))
+    for r, rows in enumerate(np.split(3 * x, [0, 3], 1)):
+        np.testing.assert_allclose(sums[r], rows, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strides(gpus, kind):
+    ranks, make = gpus(ring_degree=2), KINDS[kind]
+    base = numbers(2, 4, 6, 16)
+    want = oracle(*[np.concatenate([base.transpose(0, 2, 1, 3)[..., ::2]] * 2, 1)] * 3)[0][:, :6]
+    for out in ranks.run(
+        lambda r: sim.to_numpy(_C.attention(*[make(base.transpose(0, 2, 1, 3)[..., ::2], r)] * 3, ranks.contexts[r]))
+    ):
+        np.testing.assert_allclose(out, want, atol=1e-5)
+    turned = numbers(3, 4, 5, 6).transpose(2, 1, 3, 0)
+    for caught in ranks.errors(lambda r: ranks.contexts[r].gather(make(turned, r), 1)):
+        assert type(caught) is _C.NotSupported and "contiguous" in str(caught)
+    assert np.array_equal(sim.to_numpy(ranks.run(lambda r: ranks.contexts[r].gather(make(base, r), 0))[1])[2:], base)
+
+
+def test_host_and_gpu_in_one_context(gpus):
+    ranks = gpus(ulysses_degree=2)
+    q = numbers(1, 8, 4, 8)
+    want = oracle(q, q, q)[0]
+    for turn in range(4):
+        make = [lambda x, r: x, sim.Array, sim.Fast][turn % 3]
+        outs = ranks.run(lambda r, make=make: _C.attention(*[make(q[:, 4 * r : 4 * r + 4], r)] * 3, ranks.contexts[r]))
+        outs = [x if isinstance(x, np.ndarray) else sim.to_numpy(x) for x in outs]
+        np.testing.assert_allclose(np.concatenate(outs, 1), want, atol=1e-5)
+
+
+def attend(ranks, make):
+    x = numbers(1, 4, 2, 8)
+    return lambda r: _C.attention(*[make(x, r) for _ in range(3)], ranks.contexts[r])
+
+
+def works(ranks, make):
+    want = oracle(*[np.concatenate([numbers(1, 4, 2, 8)] * ranks.world, 1)] * 3)[0][:, :4]
+    for out in ranks.run(attend(ranks, make)):
+        np.testing.assert_allclose(out if isinstance(out, np.ndarray) else sim.to_numpy(out), want, atol=1e-5)
+
+
+def refused(ranks, make, error, *words):
+    for caught in ranks.errors(attend(ranks, make)):
+        assert type(caught) is error, repr(caught)
+        assert all(word in str(caught) for word in words), str(caught)
+
+
+def test_refusals(gpus):
+    """The same sentence on all ranks, and the context goes on, on the host and on GPUs."""
+    ranks = gpus(ring_degree=3)
+    refused(ranks, lambda x, r: sim.Array(x, r) if r else x, ValueError, "rank 1", "device", "GPU")
+    refused(ranks, lambda x, r: sim.Array(x, r % 2), ValueError, "ranks 0 and 2 are on one GPU", "cuda:0", "simulated")
+    works(ranks, lambda x, r: x)
+    LIB.simgpu_set_device_count(2)
+    x = numbers(1, 4, 2, 8)
+    arrays = [sim.Array(x, r % 2) for r in range(3)]
+    for array in arrays:
+        array.memory.device = 2 if array is arrays[2] else array.memory.device
+    for caught in ranks.errors(lambda r: _C.attention(*[arrays[r]] * 3, ranks.contexts[r])):
+        assert type(caught) is ValueError and "q is on cuda:2" in str(caught) and "sees 2" in str(caught)
+    arrays[2].memory.device = 0
+    LIB.simgpu_set_device_count(6)
+    works(ranks, sim.Array)
+    refused(ranks, lambda x, r: sim.Array(x, 5 if r == 1 else r), ValueError, "q is on cuda:5", "device 1")
+    mixed = ranks.errors(lambda r: _C.attention(sim.Array(x, r), sim.Array(x, r), x, ranks.contexts[r]))
+    assert all(type(e) is ValueError and "q is on cuda:0 and v on cpu" in str(e) for e in mixed)
+    works(ranks, sim.Fast)
+
+
+def test_a_shared_gpu_is_for_nccl_to_judge(gpus, monkeypatch):
+    monkeypatch.setenv("CP_ATTN_SHARED_GPU", "1")
+    ranks = gpus(ring_degree=2)
+    refused(ranks, lambda x, r: sim.Array(x, 0), _C.CommError, "GPU of its own")
+
+
+@pytest.mark.parametrize(
+    "function", ["cudaGetDeviceProperties", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags"]
+)
+def test_a_device_that_fails(gpus, function):
+    """Before or while the ranks connect: all get the same error; the context goes on, or says why not."""
+    ranks = gpus(ring_degree=2)
+    name = function.encode()  # borrowed by the runtime
+    LIB.simgpu_fail_call(name, 0, 719)
+    caught = ranks.errors(attend(ranks, sim.Array))
+    assert all(isinstance(e, _C.Error) and "unspecified launch failure" in str(e) for e in caught), caught
+    LIB.simgpu_fail_call(name, -1, 0)
+    if function == "cudaGetDeviceProperties":
+        works(ranks, sim.Array)
+    else:
+        refused(ranks, sim.Array, _C.CommError, "broken")
+
+
+def test_a_transfer_that_fails(gpus):
+    ranks = gpus(ring_degree=2, timeout=20)
+    works(ranks, sim.Array)
+    LIB.simnccl_fail_after(1)
+    ranks.errors(attend(ranks, sim.Array))  # it is noticed after the call, or in it
+    caught = None
+    for _ in range(200):
+        caught = ranks.errors(attend(ranks, sim.Array))
+        if all(caught):
+            break
+    assert all(isinstance(e, _C.CommError) and "NCCL" in str(e) for e in caught), caught
+    LIB.simnccl_fail_after(-1)
+
+
+def test_calls_follow_the_callers_stream(gpus):
+    """Inputs written late on the caller's stream, two streams in turns, nobody waits: what is read last is right."""
+    ranks = gpus(ring_degree=2)
+    more = [sim.Stream(device) for device in range(2)]
+    first = list(sim.Fast.streams)
+    wants, outs = [], []
+    for turn in range(6):
+        sim.Fast.streams = more + first[2:] if turn % 2 else first
+        x = numbers(1, 8, 2, 8, seed=turn)
+        wants.append(oracle(x, x, x)[0])
+        outs.append(
+            ranks.run(
+                lambda r, x=x: _C.attention(
+                    *[sim.Fast(np.ascontiguousarray(x[:, 4 * r : 4 * r + 4]), r)] * 3, ranks.contexts[r]
+                )
+            )
+        )
+    for want, parts in zip(wants, outs, strict=True):
+        np.testing.assert_allclose(np.concatenate([sim.to_numpy(x) for x in parts], 1), want, atol=1e-5)
+    del outs, parts
+    gc.collect()
+    for stream in more:
+        stream.wait()
+        stream.close()
+    sim.Fast.streams = first
+
+
+def test_a_buffer_orders_the_stream_that_takes_it(gpus):
+    ranks = gpus(ring_degree=2)
+    for out in ranks.run(attend(ranks, sim.Array)):
+        stream = sim.Stream(out.__dlpack_device__()[1])
+        before = LIB.simgpu_stats().awaits
+        for number, awaits in ((stream.handle.value, 1), (-1, 0), (1, 0), (None, 0)):
+            out.__dlpack__(stream=number)
+            assert LIB.simgpu_stats().awaits - before == awaits
+            before = LIB.simgpu_stats().awaits
+        with pytest.raises(BufferError, match="2, "):
+            out.__dlpack__(dl_device=(1, 0))
+        stream.wait()
+        stream.close()
+
+
+def test_a_known_call_waits_for_nothing_and_allocates_nothing(gpus):
+    ranks = gpus(ring_degree=3)
+    x = [[sim.Fast(numbers(1, 4, 2, 8, seed=r), r) for _ in range(3)] for r in range(3)]
+    call = lambda r: _C.attention(*x[r], ranks.contexts[r])  # noqa: E731
+    kept = [ranks.run(call)]
+    before = LIB.simgpu_stats()
+    kept.append(ranks.run(call))
+    after = LIB.simgpu_stats()
+    assert after.host_waits == before.host_waits
+    assert after.allocations - before.allocations == 3  # the answers
+    assert after.frees == before.frees
