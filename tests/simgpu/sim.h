@@ -58,7 +58,7 @@ struct sim_settings {
     double patience;
 };
 extern struct sim_settings sim_settings;
-extern struct simgpu_stats sim_stats; /* locked */
+extern struct simgpu_stats sim_stats[SIMGPU_DEVICES]; /* locked */
 extern _Thread_local bool sim_in_host_function;
 
 /* Notes the calling thread's last error, and returns it. */

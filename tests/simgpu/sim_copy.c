@@ -66,8 +66,8 @@ static cudaError_t copy(struct copy_op what, cudaStream_t stream)
     self->op.name = "copy";
     self->op.run = run_copy;
     sim_lock();
-    sim_stats.copies += 1;
-    sim_stats.copied_bytes += what.width * what.height;
+    sim_stats[stream->device].copies += 1;
+    sim_stats[stream->device].copied_bytes += what.width * what.height;
     sim_unlock();
     sim_enqueue(stream, &self->op);
     return cudaSuccess;
@@ -140,8 +140,8 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t st
     }
     if (bytes > 0) {
         sim_lock();
-        sim_stats.memsets += 1;
-        sim_stats.set_bytes += bytes;
+        sim_stats[stream->device].memsets += 1;
+        sim_stats[stream->device].set_bytes += bytes;
         sim_unlock();
         sim_fill(data, value, bytes, stream);
     }

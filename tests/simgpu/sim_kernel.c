@@ -421,7 +421,7 @@ cudaError_t simgpu_enqueue_kernel(const struct simgpu_kernel *kernel,
     self->op.run = run_kernel;
     self->kernel = *kernel;
     sim_lock();
-    sim_stats.launches += 1;
+    sim_stats[stream->device].launches += 1;
     sim_unlock();
     sim_enqueue(stream, &self->op);
     return cudaSuccess;

@@ -34,6 +34,12 @@ static struct block *block_around(const void *data, bool is_alive)
     return NULL;
 }
 
+/* Locked. Pinned memory of the host counts for the current device. */
+static struct simgpu_stats *stats_of(int device)
+{
+    return &sim_stats[device == HOST ? sim_current_device() : device];
+}
+
 static bool is_filled(const unsigned char *data, size_t bytes, unsigned char value)
 {
     size_t i = 0;
@@ -72,7 +78,7 @@ static void *block_create(size_t bytes, int device)
     sim_lock();
     block->next = blocks;
     blocks = block;
-    sim_stats.allocations += 1;
+    stats_of(device)->allocations += 1;
     sim_unlock();
     return block->base;
 }
@@ -121,7 +127,7 @@ static bool block_free(void *data, bool is_host, const char *what)
         sim_lock();
         sim_forbid(block->base, block->bytes);
         block->is_alive = false;
-        sim_stats.frees += 1;
+        stats_of(block->device)->frees += 1;
         sim_unlock();
     }
     if (!is_right) {
@@ -207,7 +213,7 @@ cudaError_t cudaFree(void *data)
     }
     int device = sim_memory_device(data);
     sim_lock();
-    sim_stats.host_waits += 1;
+    stats_of(device)->host_waits += 1;
     sim_unlock();
     if (device != HOST && sim_wait_for_device(device) != cudaSuccess) {
         return cudaPeekAtLastError();

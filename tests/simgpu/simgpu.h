@@ -68,7 +68,7 @@ int simgpu_violations(void);
 /* The last one; "" where there is none. */
 void simgpu_violation(char text[SIMGPU_TEXT]);
 
-/* What has been asked of the devices since the start or the last reset. */
+/* What has been asked of a device since the start or the last reset: numbers of 64 bits. */
 struct simgpu_stats {
     uint64_t launches, copies, copied_bytes, memsets, set_bytes;
     uint64_t records, awaits; /* events */
@@ -76,7 +76,8 @@ struct simgpu_stats {
     uint64_t allocations, frees;
     uint64_t groups, sends, receives, sent_bytes; /* of NCCL */
 };
-struct simgpu_stats simgpu_stats(void);
+struct simgpu_stats simgpu_device_stats(int ordinal);
+struct simgpu_stats simgpu_stats(void); /* of all devices together */
 
 /* What is alive; default streams do not count. */
 struct simgpu_live {

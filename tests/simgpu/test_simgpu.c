@@ -538,5 +538,12 @@ TEST(ranks_are_threads_with_devices)
     CHECK_EQ_U64(stats.copies, 4);
     CHECK_EQ_U64(stats.host_waits, 8);
     CHECK_EQ_U64(stats.allocations, 4);
+    for (int rank = 0; rank < 4; rank++) {
+        stats = simgpu_device_stats(rank);
+        CHECK_EQ_U64(stats.launches, 20);
+        CHECK_EQ_U64(stats.memsets, 1);
+        CHECK_EQ_U64(stats.host_waits, 2);
+        CHECK_EQ_U64(stats.frees, 1);
+    }
     simgpu_reset();
 }
