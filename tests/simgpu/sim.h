@@ -56,6 +56,7 @@ struct sim_settings {
     uint64_t seed;
     int most_delay_us, devices;
     double patience;
+    bool is_dry;
 };
 extern struct sim_settings sim_settings;
 extern struct simgpu_stats sim_stats[SIMGPU_DEVICES]; /* locked */

@@ -140,6 +140,11 @@ void simgpu_set_patience(double seconds)
     sim_settings.patience = seconds;
 }
 
+void simgpu_run_dry(void)
+{
+    sim_settings.is_dry = true;
+}
+
 void simgpu_fail_call(const char *function, int64_t count, cudaError_t error)
 {
     sim_lock();
@@ -225,6 +230,7 @@ void simgpu_reset(void)
     sim_unlock();
     sim_settings.devices = FIRST_DEVICES;
     sim_settings.patience = FIRST_PATIENCE_S;
+    sim_settings.is_dry = false;
     current_device = 0;
     last_error = cudaSuccess;
 }

@@ -49,6 +49,14 @@ static bool is_filled(const unsigned char *data, size_t bytes, unsigned char val
     return i == bytes;
 }
 
+/* The block's bytes mean nothing now. */
+static void make_garbage(void *data, size_t bytes)
+{
+    if (!sim_settings.is_dry) {
+        memset(data, GARBAGE, bytes);
+    }
+}
+
 static bool guards_hold(const struct block *block)
 {
     sim_allow(block->base - GUARD_BYTES, GUARD_BYTES);
@@ -88,7 +96,8 @@ static bool block_destroy(struct block **at)
 {
     struct block *block = *at;
     sim_allow(block->base, block->bytes);
-    bool is_untouched = is_filled(block->base, block->bytes, GARBAGE);
+    bool is_untouched =
+        sim_settings.is_dry || is_filled(block->base, block->bytes, GARBAGE);
     *at = block->next;
     free(block->room);
     free(block);
@@ -123,7 +132,7 @@ static bool block_free(void *data, bool is_host, const char *what)
     bool is_whole = is_right && guards_hold(block);
     sim_unlock();
     if (is_right) {
-        memset(block->base, GARBAGE, block->bytes);
+        make_garbage(block->base, block->bytes);
         sim_lock();
         sim_forbid(block->base, block->bytes);
         block->is_alive = false;
@@ -201,7 +210,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
         if (!*out) {
             return sim_error(cudaErrorMemoryAllocation);
         }
-        memset(*out, GARBAGE, bytes);
+        make_garbage(*out, bytes);
     }
     return cudaSuccess;
 }
@@ -230,7 +239,7 @@ static cudaError_t host_alloc(void **out, size_t bytes)
     if (!*out) {
         return sim_error(cudaErrorMemoryAllocation);
     }
-    memset(*out, GARBAGE, bytes);
+    make_garbage(*out, bytes);
     return cudaSuccess;
 }
 

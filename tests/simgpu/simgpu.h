@@ -53,6 +53,12 @@ void simgpu_set_device_count(int count);
 /* How long a host wait may last; 30 s at first. */
 void simgpu_set_patience(double seconds);
 
+/* Until simgpu_reset, work is counted, ordered and waited for as ever but does nothing:
+ * kernels do not run, copies, memsets and messages move no byte, and memory is not
+ * filled, so that large blocks take none of the host's. Late writes to freed memory go
+ * unseen; every other rule is still checked. Begins while nothing is under way. */
+void simgpu_run_dry(void);
+
 /* The call after `count` more that fails, once, with this error; negative: none does. */
 void simgpu_fail_after(int64_t count, cudaError_t error);
 /* The same for calls of one function: "cudaEventRecord", or "kernel" for a launch. Of a
