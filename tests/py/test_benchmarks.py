@@ -33,3 +33,30 @@ def test_gate(tmp_path):
     assert set(taken) == expected
     assert all(row["us"] > 0 and row["command"] for row in taken.values())
     assert "limit 20" in done.stdout
+
+
+def test_gpu_costs(tmp_path):
+    """Both sides count, and docs/gpu-results.md has what they say: ours always, diffusers' for its versions."""
+    pytest.importorskip("diffusers", minversion="0.42")
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "benchmarks.gpu_costs", "--check", "--json", str(rows)]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = (ROOT / "docs" / "gpu-results.md").read_text()
+    versions = next(line for line in done.stdout.splitlines() if line.startswith("versions: "))
+    is_same = versions.removeprefix("versions: ") in document
+    known = set(document.splitlines())
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|") and (is_same or "| cp_attn |" in line)]
+    assert not [line for line in lines if line not in known]
+    taken = {}
+    for row in map(json.loads, rows.read_text().splitlines()):
+        taken[row["op"], row["shape"].split(",")[0], row["variant"], row["side"]] = row
+    ring, anything = (
+        [taken["attention", "FLUX 1024x1024", variant, side] for side in ("diffusers, `flash`", "cp_attn")]
+        for variant in ("ring", "ulysses_anything")
+    )
+    # Three blocks of k and v leave each of four ranks; four gathers of sizes, of which each is five waits.
+    assert [row["sent_bytes"] for row in ring] == [3 * 2 * 1152 * 24 * 128 * 2] * 2
+    assert [row["host_waits"] for row in anything] == [20, 0]
+    assert anything[0]["size_gathers"] == 4
+    assert all(row["host_waits"] == 0 and row["host_exchanges"] == 1 for row in taken.values() if "groups" in row)

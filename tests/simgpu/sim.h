@@ -56,9 +56,10 @@ struct sim_settings {
     uint64_t seed;
     int most_delay_us, devices;
     double patience;
+    bool is_dry;
 };
 extern struct sim_settings sim_settings;
-extern struct simgpu_stats sim_stats; /* locked */
+extern struct simgpu_stats sim_stats[SIMGPU_DEVICES]; /* locked */
 extern _Thread_local bool sim_in_host_function;
 
 /* Notes the calling thread's last error, and returns it. */

@@ -31,7 +31,7 @@ static void run_copy(struct sim_op *op, cudaStream_t stream)
         sim_violate("a copy of %zu bytes from and to overlapping memory", self->width);
         return;
     }
-    for (size_t row = 0; row < self->height; row++) {
+    for (size_t row = 0; row < self->height && !sim_settings.is_dry; row++) {
         /* In two pieces, so that whoever looks too early sees half of it. */
         size_t half = self->width / 2;
         unsigned char *dst = self->dst + row * self->dst_pitch;
@@ -66,8 +66,8 @@ static cudaError_t copy(struct copy_op what, cudaStream_t stream)
     self->op.name = "copy";
     self->op.run = run_copy;
     sim_lock();
-    sim_stats.copies += 1;
-    sim_stats.copied_bytes += what.width * what.height;
+    sim_stats[stream->device].copies += 1;
+    sim_stats[stream->device].copied_bytes += what.width * what.height;
     sim_unlock();
     sim_enqueue(stream, &self->op);
     return cudaSuccess;
@@ -115,7 +115,8 @@ struct set_op {
 static void run_set(struct sim_op *op, cudaStream_t stream)
 {
     const struct set_op *self = (const struct set_op *)op;
-    if (sim_memory_check(self->data, self->bytes, true, stream->device, "a memset")) {
+    if (sim_memory_check(self->data, self->bytes, true, stream->device, "a memset") &&
+        !sim_settings.is_dry) {
         memset(self->data, self->value, self->bytes);
     }
 }
@@ -140,8 +141,8 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t st
     }
     if (bytes > 0) {
         sim_lock();
-        sim_stats.memsets += 1;
-        sim_stats.set_bytes += bytes;
+        sim_stats[stream->device].memsets += 1;
+        sim_stats[stream->device].set_bytes += bytes;
         sim_unlock();
         sim_fill(data, value, bytes, stream);
     }

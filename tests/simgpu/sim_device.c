@@ -12,7 +12,7 @@ struct sim_settings sim_settings = {.seed = 1,
                                     .most_delay_us = FIRST_DELAY_US,
                                     .devices = FIRST_DEVICES,
                                     .patience = FIRST_PATIENCE_S};
-struct simgpu_stats sim_stats;
+struct simgpu_stats sim_stats[SIMGPU_DEVICES];
 _Thread_local bool sim_in_host_function;
 
 static _Thread_local int current_device;
@@ -140,6 +140,11 @@ void simgpu_set_patience(double seconds)
     sim_settings.patience = seconds;
 }
 
+void simgpu_run_dry(void)
+{
+    sim_settings.is_dry = true;
+}
+
 void simgpu_fail_call(const char *function, int64_t count, cudaError_t error)
 {
     sim_lock();
@@ -181,12 +186,26 @@ void simgpu_violation(char text[SIMGPU_TEXT])
     sim_unlock();
 }
 
-struct simgpu_stats simgpu_stats(void)
+struct simgpu_stats simgpu_device_stats(int ordinal)
 {
     sim_lock();
-    struct simgpu_stats stats = sim_stats;
+    struct simgpu_stats stats = sim_stats[ordinal];
     sim_unlock();
     return stats;
+}
+
+struct simgpu_stats simgpu_stats(void)
+{
+    struct simgpu_stats sum = {0};
+    uint64_t *to = (uint64_t *)&sum;
+    for (int device = 0; device < SIMGPU_DEVICES; device++) {
+        struct simgpu_stats stats = simgpu_device_stats(device);
+        const uint64_t *from = (const uint64_t *)&stats;
+        for (size_t i = 0; i < sizeof sum / sizeof *to; i++) {
+            to[i] += from[i];
+        }
+    }
+    return sum;
 }
 
 struct simgpu_live simgpu_live(void)
@@ -203,7 +222,7 @@ void simgpu_reset(void)
     sim_memory_reset();
     sim_lock();
     memset(broken, 0, sizeof broken);
-    memset(&sim_stats, 0, sizeof sim_stats);
+    memset(sim_stats, 0, sizeof sim_stats);
     fail_count = -1;
     keeps_violations = false;
     violation_count = 0;
@@ -211,6 +230,7 @@ void simgpu_reset(void)
     sim_unlock();
     sim_settings.devices = FIRST_DEVICES;
     sim_settings.patience = FIRST_PATIENCE_S;
+    sim_settings.is_dry = false;
     current_device = 0;
     last_error = cudaSuccess;
 }

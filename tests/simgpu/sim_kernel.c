@@ -336,9 +336,8 @@ __attribute__((constructor)) static void make_runner_key(void)
     (void)pthread_key_create(&runner_key, end_runner);
 }
 
-static void run_kernel(struct sim_op *op, cudaStream_t stream)
+static void run_blocks(const struct simgpu_kernel *kernel, cudaStream_t stream)
 {
-    const struct simgpu_kernel *kernel = &((struct kernel_op *)op)->kernel;
     struct simgpu_size grid = kernel->grid;
     uint64_t draw = sim_random(&stream->random);
     uint64_t count = (uint64_t)grid.x * grid.y * grid.z;
@@ -370,6 +369,14 @@ static void run_kernel(struct sim_op *op, cudaStream_t stream)
         }
     }
     free(runner->shared);
+}
+
+static void run_kernel(struct sim_op *op, cudaStream_t stream)
+{
+    const struct simgpu_kernel *kernel = &((struct kernel_op *)op)->kernel;
+    if (!sim_settings.is_dry) {
+        run_blocks(kernel, stream);
+    }
     kernel->drop(kernel->closure);
 }
 
@@ -421,7 +428,7 @@ cudaError_t simgpu_enqueue_kernel(const struct simgpu_kernel *kernel,
     self->op.run = run_kernel;
     self->kernel = *kernel;
     sim_lock();
-    sim_stats.launches += 1;
+    sim_stats[stream->device].launches += 1;
     sim_unlock();
     sim_enqueue(stream, &self->op);
     return cudaSuccess;

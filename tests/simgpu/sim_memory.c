@@ -34,6 +34,12 @@ static struct block *block_around(const void *data, bool is_alive)
     return NULL;
 }
 
+/* Locked. Pinned memory of the host counts for the current device. */
+static struct simgpu_stats *stats_of(int device)
+{
+    return &sim_stats[device == HOST ? sim_current_device() : device];
+}
+
 static bool is_filled(const unsigned char *data, size_t bytes, unsigned char value)
 {
     size_t i = 0;
@@ -41,6 +47,14 @@ static bool is_filled(const unsigned char *data, size_t bytes, unsigned char val
         i++;
     }
     return i == bytes;
+}
+
+/* The block's bytes mean nothing now. */
+static void make_garbage(void *data, size_t bytes)
+{
+    if (!sim_settings.is_dry) {
+        memset(data, GARBAGE, bytes);
+    }
 }
 
 static bool guards_hold(const struct block *block)
@@ -72,7 +86,7 @@ static void *block_create(size_t bytes, int device)
     sim_lock();
     block->next = blocks;
     blocks = block;
-    sim_stats.allocations += 1;
+    stats_of(device)->allocations += 1;
     sim_unlock();
     return block->base;
 }
@@ -82,7 +96,8 @@ static bool block_destroy(struct block **at)
 {
     struct block *block = *at;
     sim_allow(block->base, block->bytes);
-    bool is_untouched = is_filled(block->base, block->bytes, GARBAGE);
+    bool is_untouched =
+        sim_settings.is_dry || is_filled(block->base, block->bytes, GARBAGE);
     *at = block->next;
     free(block->room);
     free(block);
@@ -117,11 +132,11 @@ static bool block_free(void *data, bool is_host, const char *what)
     bool is_whole = is_right && guards_hold(block);
     sim_unlock();
     if (is_right) {
-        memset(block->base, GARBAGE, block->bytes);
+        make_garbage(block->base, block->bytes);
         sim_lock();
         sim_forbid(block->base, block->bytes);
         block->is_alive = false;
-        sim_stats.frees += 1;
+        stats_of(block->device)->frees += 1;
         sim_unlock();
     }
     if (!is_right) {
@@ -195,7 +210,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
         if (!*out) {
             return sim_error(cudaErrorMemoryAllocation);
         }
-        memset(*out, GARBAGE, bytes);
+        make_garbage(*out, bytes);
     }
     return cudaSuccess;
 }
@@ -207,7 +222,7 @@ cudaError_t cudaFree(void *data)
     }
     int device = sim_memory_device(data);
     sim_lock();
-    sim_stats.host_waits += 1;
+    stats_of(device)->host_waits += 1;
     sim_unlock();
     if (device != HOST && sim_wait_for_device(device) != cudaSuccess) {
         return cudaPeekAtLastError();
@@ -224,7 +239,7 @@ static cudaError_t host_alloc(void **out, size_t bytes)
     if (!*out) {
         return sim_error(cudaErrorMemoryAllocation);
     }
-    memset(*out, GARBAGE, bytes);
+    make_garbage(*out, bytes);
     return cudaSuccess;
 }
 

@@ -426,6 +426,7 @@ static struct group *group_create(struct ncclComm *comm)
     group->op.describe = sim_group_describe;
     group->comm = comm;
     group->number = comm->posted += 1;
+    struct simgpu_stats *stats = &sim_stats[comm->device];
     for (int i = 0; i < entry_count; i++) {
         if (entries[i].comm != comm) {
             continue;
@@ -433,11 +434,11 @@ static struct group *group_create(struct ncclComm *comm)
         struct transfer *t = &group->transfers[group->count++];
         *t = entries[i].transfer;
         t->number = t->is_send ? comm->sent[t->peer]++ : comm->received[t->peer]++;
-        sim_stats.sends += t->is_send;
-        sim_stats.receives += !t->is_send;
-        sim_stats.sent_bytes += t->is_send ? t->bytes : 0;
+        stats->sends += t->is_send;
+        stats->receives += !t->is_send;
+        stats->sent_bytes += t->is_send ? t->bytes : 0;
     }
-    sim_stats.groups += 1;
+    stats->groups += 1;
     return group;
 }
 

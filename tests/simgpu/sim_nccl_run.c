@@ -128,6 +128,11 @@ static bool is_over(const struct ncclComm *comm)
     return comm->is_aborted || comm->hub->result != ncclSuccess;
 }
 
+static size_t moved_bytes(const struct transfer *transfer)
+{
+    return sim_settings.is_dry ? 0 : transfer->bytes;
+}
+
 /* Locked, and again on return. Reads the sender's memory and gives it to the receive. */
 static void give(struct group *group, struct transfer *send, struct transfer *mate,
                  cudaStream_t stream)
@@ -146,8 +151,8 @@ static void give(struct group *group, struct transfer *send, struct transfer *ma
     }
     sim_unlock();
     sim_delay(&stream->random);
-    unsigned char *staging = sim_room(send->bytes);
-    memcpy(staging, send->data, send->bytes);
+    unsigned char *staging = sim_room(moved_bytes(send));
+    memcpy(staging, send->data, moved_bytes(send));
     sim_release(staging);
     sim_lock();
     /* The peer may have aborted meanwhile. */
@@ -167,7 +172,7 @@ static void take(struct transfer *receive, cudaStream_t stream)
     sim_unlock();
     sim_delay(&stream->random);
     sim_acquire(receive->staging);
-    memcpy(receive->data, receive->staging, receive->bytes);
+    memcpy(receive->data, receive->staging, moved_bytes(receive));
     free(receive->staging);
     sim_lock();
     receive->staging = NULL;
@@ -216,7 +221,7 @@ static bool begin_group(struct group *group, cudaStream_t stream)
             return false;
         }
         if (!t->is_send) {
-            memset(t->data, RECV_GARBAGE, t->bytes);
+            memset(t->data, RECV_GARBAGE, moved_bytes(t));
         }
     }
     sim_delay(&stream->random);

@@ -320,7 +320,7 @@ cudaError_t cudaDeviceSynchronize(void)
     SIM_ENTER();
     sim_nccl_check_waiting("cudaDeviceSynchronize");
     sim_lock();
-    sim_stats.host_waits += 1;
+    sim_stats[sim_current_device()].host_waits += 1;
     sim_unlock();
     cudaError_t error = sim_wait_for_device(sim_current_device());
     return error == cudaSuccess ? sim_error(sim_leave()) : error;
@@ -402,7 +402,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
         return sim_error(cudaErrorInvalidResourceHandle);
     }
     sim_lock();
-    sim_stats.host_waits += 1;
+    sim_stats[stream->device].host_waits += 1;
     sim_unlock();
     cudaError_t error = sim_wait_for_stream(stream);
     return error == cudaSuccess ? sim_error(sim_leave()) : error;
@@ -479,7 +479,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         return sim_error(cudaErrorInvalidResourceHandle);
     }
     sim_lock();
-    sim_stats.records += 1;
+    sim_stats[stream->device].records += 1;
     if (event->mark) {
         mark_unref(event->mark);
     }
@@ -499,7 +499,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     }
     struct sim_op *op = NULL;
     sim_lock();
-    sim_stats.awaits += 1;
+    sim_stats[stream->device].awaits += 1;
     if (event->mark) {
         op = mark_op_create("wait for an event", event->mark, run_await);
     }
@@ -534,7 +534,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     }
     int64_t end = patience_end();
     sim_lock();
-    sim_stats.host_waits += 1;
+    sim_stats[event->device].host_waits += 1;
     struct sim_mark *mark = event->mark ? mark_ref(event->mark) : NULL;
     while (mark && !mark->is_reached) {
         if (!sim_wait_until(&mark->reached, end) && !mark->is_reached) {

@@ -53,6 +53,12 @@ void simgpu_set_device_count(int count);
 /* How long a host wait may last; 30 s at first. */
 void simgpu_set_patience(double seconds);
 
+/* Until simgpu_reset, work is counted, ordered and waited for as ever but does nothing:
+ * kernels do not run, copies, memsets and messages move no byte, and memory is not
+ * filled, so that large blocks take none of the host's. Late writes to freed memory go
+ * unseen; every other rule is still checked. Begins while nothing is under way. */
+void simgpu_run_dry(void);
+
 /* The call after `count` more that fails, once, with this error; negative: none does. */
 void simgpu_fail_after(int64_t count, cudaError_t error);
 /* The same for calls of one function: "cudaEventRecord", or "kernel" for a launch. Of a
@@ -68,7 +74,7 @@ int simgpu_violations(void);
 /* The last one; "" where there is none. */
 void simgpu_violation(char text[SIMGPU_TEXT]);
 
-/* What has been asked of the devices since the start or the last reset. */
+/* What has been asked of a device since the start or the last reset: numbers of 64 bits. */
 struct simgpu_stats {
     uint64_t launches, copies, copied_bytes, memsets, set_bytes;
     uint64_t records, awaits; /* events */
@@ -76,7 +82,8 @@ struct simgpu_stats {
     uint64_t allocations, frees;
     uint64_t groups, sends, receives, sent_bytes; /* of NCCL */
 };
-struct simgpu_stats simgpu_stats(void);
+struct simgpu_stats simgpu_device_stats(int ordinal);
+struct simgpu_stats simgpu_stats(void); /* of all devices together */
 
 /* What is alive; default streams do not count. */
 struct simgpu_live {

@@ -476,6 +476,37 @@ TEST(a_host_wait_that_is_too_long_says_what_streams_do)
     end(&f);
 }
 
+TEST(dry_work_is_counted_and_ordered_and_does_nothing)
+{
+    enum { HUGE_BYTES = 1 << 30 };
+    struct fixture f;
+    void *huge = NULL;
+    begin(&f);
+    simgpu_run_dry();
+    OK(cudaMalloc(&huge, HUGE_BYTES));
+    OK(cudaMemsetAsync(huge, 0, HUGE_BYTES, f.a));
+    OK(toy_scale(f.data, NUMBERS, 1, 1, f.a));
+    OK(cudaEventRecord(f.event, f.a));
+    OK(cudaStreamWaitEvent(f.b, f.event, 0));
+    OK(cudaMemcpyAsync(f.other, huge, BYTES, cudaMemcpyDeviceToDevice, f.b));
+    OK(cudaStreamSynchronize(f.b));
+    OK(cudaEventQuery(f.event));
+    CHECK_EQ_I64(f.data[0], -1);
+    CHECK_EQ_I64(f.other[0], -1);
+    struct simgpu_stats stats = simgpu_stats();
+    CHECK_EQ_U64(stats.launches, 1);
+    CHECK_EQ_U64(stats.set_bytes, HUGE_BYTES);
+    CHECK_EQ_U64(stats.copied_bytes, BYTES);
+    CHECK_EQ_U64(stats.host_waits, 1);
+    OK(cudaFree(huge));
+    simgpu_keep_violations(true);
+    OK(cudaMemsetAsync(f.data + 1, 0, BYTES, f.a));
+    CHECK_EQ_I64(cudaStreamSynchronize(f.a), cudaErrorIllegalAddress);
+    expect_violation("beyond its block");
+    simgpu_reset();
+    end(&f);
+}
+
 TEST(errors_can_be_asked_for)
 {
     struct fixture f;
@@ -538,5 +569,12 @@ TEST(ranks_are_threads_with_devices)
     CHECK_EQ_U64(stats.copies, 4);
     CHECK_EQ_U64(stats.host_waits, 8);
     CHECK_EQ_U64(stats.allocations, 4);
+    for (int rank = 0; rank < 4; rank++) {
+        stats = simgpu_device_stats(rank);
+        CHECK_EQ_U64(stats.launches, 20);
+        CHECK_EQ_U64(stats.memsets, 1);
+        CHECK_EQ_U64(stats.host_waits, 2);
+        CHECK_EQ_U64(stats.frees, 1);
+    }
     simgpu_reset();
 }

@@ -1,0 +1,73 @@
+/* Ranks that are threads with a simulated GPU each, joined by NCCL's stand-in: what a
+ * world's transport (tests/c/world.h) opens, joins, leaves and closes. */
+#ifndef CP_TESTS_GPUS_H
+#define CP_TESTS_GPUS_H
+
+#include <cuda_runtime.h>
+
+#include "comm_nccl.h"
+#include "device_cuda.h"
+#include "kernel_cuda.h"
+#include "sim_nccl.h"
+#include "simgpu.h"
+#include "world.h"
+
+/* What a rank has on its GPU. */
+struct gpu {
+    struct cp_device *device;
+    cudaStream_t stream; /* the caller's */
+};
+
+static inline void gpus_open(struct world *w)
+{
+    ncclUniqueId *id = calloc(1, sizeof *id);
+    simgpu_reset();
+    simgpu_seed(test_seed);
+    simgpu_set_device_count(w->size);
+    if (id == NULL || cp_comm_nccl_id(simnccl_table(), id) != CP_OK) {
+        abort();
+    }
+    w->shared = id;
+}
+
+static inline void gpus_close(struct world *w)
+{
+    struct simgpu_live live = simgpu_live();
+    CHECK_EQ_I64(live.blocks, 0);
+    CHECK_EQ_I64(live.streams, 0);
+    CHECK_EQ_I64(live.events, 0);
+    CHECK_EQ_I64(live.comms, 0);
+    free(w->shared);
+}
+
+static inline enum cp_code gpus_join(struct world *w, int rank,
+                                     struct cp_context_parts *parts)
+{
+    struct gpu *gpu = calloc(1, sizeof *gpu);
+    if (gpu == NULL || cudaSetDevice(rank) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking) != cudaSuccess) {
+        abort();
+    }
+    w->own[rank] = gpu;
+    CP_TRY(cp_device_cuda_create(rank, &gpu->device));
+    parts->device = gpu->device;
+    parts->kernels = (struct cp_kernel_list){.select = cp_kernel_cuda_select};
+    struct cp_comm_nccl_args args = {
+        .nccl = simnccl_table(),
+        .watch = &w->watch[rank],
+        .id = *(const ncclUniqueId *)w->shared,
+        .device = rank,
+        .timeout = 60.0,
+    };
+    return cp_comm_nccl_create(&args, &parts->comm);
+}
+
+static inline void gpus_leave(struct world *w, int rank)
+{
+    struct gpu *gpu = w->own[rank];
+    cp_device_cuda_destroy(&gpu->device);
+    CHECK_EQ_I64(cudaStreamDestroy(gpu->stream), cudaSuccess);
+    free(gpu);
+}
+
+#endif

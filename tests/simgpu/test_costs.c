@@ -1,0 +1,139 @@
+/* What a warm call costs, exactly: nothing on the host's side but one exchange at the
+ * gate, and so many operations, groups and bytes of the device as the schedules say.
+ * docs/gpu-results.md shows the same counts for the shapes of models. */
+#include "costs.h"
+
+enum { ROWS = 8, HEADS = 8, DIM = 16, BYTES = 2 };
+
+static struct costs_case even(enum cp_op op, int ring, int ulysses)
+{
+    struct costs_case what = {.op = op,
+                              .ring = ring,
+                              .ulysses = ulysses,
+                              .dtype = CP_DTYPE_BFLOAT16,
+                              .batch = 1,
+                              .heads = HEADS,
+                              .dim = DIM};
+    for (int rank = 0; rank < ring * ulysses; rank++) {
+        what.rows[rank] = ROWS;
+    }
+    return what;
+}
+
+/* On each of the ranks. */
+static void check_host_is_free(const struct costs *costs, int world)
+{
+    for (int rank = 0; rank < world; rank++) {
+        CHECK_EQ_U64(costs[rank].stats.host_waits, 0);
+        CHECK_EQ_U64(costs[rank].stats.allocations, 0);
+        CHECK_EQ_U64(costs[rank].stats.frees, 0);
+        CHECK_EQ_I64(costs[rank].host_allocations, 0);
+        CHECK_EQ_U64(costs[rank].exchanges, 1);
+        CHECK_EQ_U64(costs[rank].window_bytes, 0);
+    }
+}
+
+/* The device's operations: those of the kinds are all there are. */
+static void check_operations(const struct costs *costs,
+                             const uint64_t want[TALLY_KINDS])
+{
+    uint64_t all = 0;
+    for (int kind = 0; kind < TALLY_KINDS; kind++) {
+        CHECK_EQ_U64(costs->tally.operations[kind], want[kind]);
+        all += want[kind];
+    }
+    CHECK_EQ_U64(costs->stats.launches + costs->stats.copies + costs->stats.memsets,
+                 all);
+}
+
+static const struct {
+    int ring, ulysses;
+} layouts[] = {{2, 1}, {4, 1}, {8, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 2}, {2, 4}, {4, 2}};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+TEST(forward)
+{
+    struct costs costs[SCENE_MOST_RANKS];
+    for (int i = 0; i < LAYOUTS; i++) {
+        int ring = layouts[i].ring, ulysses = layouts[i].ulysses;
+        TEST_CONTEXT("forward %d x %d", ring, ulysses);
+        struct costs_case what = even(CP_OP_ATTENTION, ring, ulysses);
+        costs_play(&what, costs);
+        check_host_is_free(costs, ring * ulysses);
+        bool has_group = ulysses > 1;
+        int64_t tensor_bytes = ROWS * HEADS * DIM * BYTES;
+        /* q, k, v and out inside the group, then k and v of the group around the ring. */
+        int64_t sent =
+            4 * tensor_bytes * (ulysses - 1) / ulysses + (ring - 1) * 2 * tensor_bytes;
+        for (int rank = 0; rank < ring * ulysses; rank++) {
+            check_operations(
+                &costs[rank],
+                (uint64_t[TALLY_KINDS]){
+                    [TALLY_ATTEND] = (uint64_t)(ring * ulysses),
+                    [TALLY_FINISH] = 1,
+                    [TALLY_COPY] = has_group ? (uint64_t)(6 * ulysses - 2) : 2,
+                    [TALLY_ZERO] = 1,
+                });
+            CHECK_EQ_U64(costs[rank].stats.groups, ring - 1 + (has_group ? 2 : 0));
+            CHECK_EQ_U64(costs[rank].stats.sent_bytes, sent);
+        }
+    }
+}
+
+TEST(backward)
+{
+    struct costs costs[SCENE_MOST_RANKS];
+    for (int i = 0; i < LAYOUTS; i++) {
+        int ring = layouts[i].ring, ulysses = layouts[i].ulysses;
+        TEST_CONTEXT("backward %d x %d", ring, ulysses);
+        struct costs_case what = even(CP_OP_ATTENTION_BACKWARD, ring, ulysses);
+        costs_play(&what, costs);
+        check_host_is_free(costs, ring * ulysses);
+        bool has_group = ulysses > 1;
+        for (int rank = 0; rank < ring * ulysses; rank++) {
+            check_operations(
+                &costs[rank],
+                (uint64_t[TALLY_KINDS]){
+                    [TALLY_DELTA] = 1,
+                    [TALLY_GRAD] = (uint64_t)(2 * ring * ulysses),
+                    [TALLY_COPY] = has_group ? (uint64_t)(12 * ulysses - 2) : 5,
+                    [TALLY_ADD] = has_group ? (uint64_t)(2 * ulysses) : 0,
+                    [TALLY_ZERO] = has_group ? (uint64_t)(2 * ulysses + 3) : 3,
+                });
+            CHECK_EQ_U64(costs[rank].stats.groups,
+                         (ring > 1 ? 2 * ring - 1 : 0) + (has_group ? 3 : 0));
+        }
+    }
+}
+
+TEST(uneven_rows_cost_the_host_nothing_more)
+{
+    struct costs costs[SCENE_MOST_RANKS];
+    for (int op = CP_OP_ATTENTION; op <= CP_OP_ATTENTION_BACKWARD; op++) {
+        for (int i = 0; i < LAYOUTS; i++) {
+            struct costs_case what =
+                even((enum cp_op)op, layouts[i].ring, layouts[i].ulysses);
+            TEST_CONTEXT("uneven %d x %d", what.ring, what.ulysses);
+            what.variant = CP_ANYTHING;
+            what.rows[0] += 3;
+            what.heads += 1;
+            costs_play(&what, costs);
+            check_host_is_free(costs, what.ring * what.ulysses);
+        }
+    }
+}
+
+/* Counts do not depend on whether the work is done. */
+TEST(dry_and_executed_calls_cost_the_same)
+{
+    struct costs dry[SCENE_MOST_RANKS], executed[SCENE_MOST_RANKS];
+    for (int op = CP_OP_ATTENTION; op <= CP_OP_ATTENTION_BACKWARD; op++) {
+        struct costs_case what = even((enum cp_op)op, 2, 2);
+        what.variant = CP_ANYTHING;
+        what.rows[3] += 1;
+        costs_play(&what, dry);
+        what.is_executed = true;
+        costs_play(&what, executed);
+        CHECK_EQ_BYTES(executed, dry, 4 * sizeof *dry);
+    }
+}
