@@ -1,7 +1,11 @@
 /* What the fuzz targets share: their entry, numbers from the input, and a check that ends the process.
  *
  * A target reads its case from the front of the input, a byte or a few at a time, so that a change of
- * one byte changes one thing; where the input is over, zeroes follow. */
+ * one byte changes one thing; where the input is over, zeroes follow.
+ *
+ * An expression takes from the input at most once, and a second take waits for the next statement: C
+ * does not say which operand, argument or initialiser comes first, and an input must mean the same to
+ * every compiler. */
 #ifndef CP_TESTS_FUZZ_H
 #define CP_TESTS_FUZZ_H
 

@@ -28,13 +28,16 @@ enum file { FILE_WINDOW, FILE_PAGE, FILE_SMALL_PAGE, FILE_OPEN_PAGE, FILES };
 /* A message as the input has it: all bytes that are sent, in a block of their number. */
 struct draft {
     struct cp_wire_message message;
+    bool is_foreign; /* of a meeting with another key, or of another world */
     size_t bytes;
     int fd_count;
     enum file files[MOST_FDS];
 };
 
 static int files[FILES];
+static char key[32];                       /* of this process's meetings */
 static const unsigned char page_mark = 77; /* how FILE_PAGE begins */
+static const useconds_t nap_us = 300;
 
 static int create_file(size_t bytes, int seals)
 {
@@ -56,17 +59,19 @@ static void create_files(void)
                    strerror(errno));
         files[FILE_SMALL_PAGE] = create_file(1, F_SEAL_SHRINK);
         files[FILE_OPEN_PAGE] = create_file(page, 0);
+        (void)snprintf(key, sizeof key, "fuzz %d", (int)getpid());
         is_done = true;
     }
 }
 
-/* The lowest number that is free: a descriptor that was lost has taken it. */
-static int lowest_free(void)
+/* Which numbers are descriptors: one that was lost is another one, one closed by mistake is missing. */
+static uint64_t open_files(void)
 {
-    int fd = fcntl(files[FILE_WINDOW], F_DUPFD_CLOEXEC, 0);
-    FUZZ_CHECK(fd >= 0, "%s", strerror(errno));
-    (void)close(fd);
-    return fd;
+    uint64_t open = 0;
+    for (int fd = 0; fd < 64; fd++) {
+        open |= (uint64_t)(fcntl(fd, F_GETFD) >= 0) << fd;
+    }
+    return open;
 }
 
 static bool is_file(int fd, enum file file)
@@ -99,13 +104,20 @@ static void read_draft(struct fuzz_input *in, const struct cp_wire *self, int fr
         message->to = (int32_t)fuzz_number(in);
     }
     if ((changes & 4) != 0) {
-        message->hash.word[fuzz_flag(in)] ^= fuzz_word(in);
+        uint64_t flips = fuzz_word(in);
+        message->hash.word[fuzz_flag(in)] ^= flips;
     }
     if ((changes & 8) != 0) {
         out->bytes = (size_t)fuzz_word(in) % MOST_BYTES;
     }
     if ((changes & 16) != 0) {
         out->fd_count = (int)fuzz_range(in, 0, MOST_FDS);
+    }
+    if ((changes & 64) != 0) {
+        bool is_same_key = fuzz_flag(in);
+        message->hash =
+            cp_wire_hash_of(is_same_key ? key : "another", self->world + is_same_key);
+        out->is_foreign = true;
     }
     if ((changes & 32) != 0) {
         for (int i = 0; i < MOST_FDS; i++) {
@@ -148,7 +160,7 @@ static enum cp_wire_reading expect(const struct cp_wire *self,
                                    const struct draft *draft)
 {
     const struct cp_wire_message *message = &draft->message;
-    bool is_hello = draft->bytes == sizeof *message &&
+    bool is_hello = draft->bytes == sizeof *message && !draft->is_foreign &&
                     memcmp(&message->hash, &self->hash, sizeof self->hash) == 0 &&
                     message->to == self->rank && message->from != self->rank &&
                     message->from >= 0 && message->from < self->world;
@@ -208,18 +220,30 @@ struct crowd {
     struct cp_wire self;
     int listeners[MOST_WORLD]; /* of lower ranks */
     int talks[MOST_TALKS];     /* connections, either way */
+    bool is_new[MOST_TALKS];   /* to the rank's own listener, and nothing said yet */
+    int of_rank[MOST_WORLD];   /* the talk of a higher rank that has met, or -1 */
     int turns;
 };
 
-static int *free_talk(struct crowd *crowd)
+static void close_talk(struct crowd *crowd, int talk)
 {
-    for (int i = 0; i < MOST_TALKS; i++) {
-        if (crowd->talks[i] < 0) {
-            return &crowd->talks[i];
-        }
+    cp_wire_close(&crowd->talks[talk]);
+    for (int rank = 0; rank < MOST_WORLD; rank++) {
+        crowd->of_rank[rank] = crowd->of_rank[rank] == talk ? -1 : crowd->of_rank[rank];
     }
-    cp_wire_close(&crowd->talks[0]);
-    return &crowd->talks[0];
+}
+
+/* Where nothing is free, the first one goes. */
+static void keep_talk(struct crowd *crowd, int fd, bool is_new)
+{
+    int talk = 0;
+    while (talk < MOST_TALKS && crowd->talks[talk] >= 0) {
+        talk += 1;
+    }
+    talk %= MOST_TALKS;
+    close_talk(crowd, talk);
+    crowd->talks[talk] = fd;
+    crowd->is_new[talk] = is_new;
 }
 
 static int connect_to(const struct cp_wire *self)
@@ -245,15 +269,45 @@ static int listen_as(const struct cp_wire *self, int rank)
     return fd;
 }
 
+/* Listens, the first time. The nap is longer than the rank pauses at first before it tries again, so
+ * that what comes of it does not hang on the clock. */
 static void accept_as(struct crowd *crowd, int rank)
 {
     if (crowd->listeners[rank] < 0) {
         crowd->listeners[rank] = listen_as(&crowd->self, rank);
+        (void)usleep(nap_us);
         return;
     }
     int fd = accept4(crowd->listeners[rank], NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-        *free_talk(crowd) = fd;
+        keep_talk(crowd, fd, false);
+    } else {
+        (void)usleep(nap_us);
+    }
+}
+
+/* A right hello, the first on its connection, of a higher rank that is not there, is taken. */
+static void say(struct crowd *crowd, int talk, const struct draft *draft)
+{
+    int from = draft->message.from;
+    if (crowd->talks[talk] < 0) {
+        return;
+    }
+    if (send_draft(crowd->talks[talk], draft) && crowd->is_new[talk] &&
+        expect(&crowd->self, draft) == CP_WIRE_HELLO && from > crowd->self.rank &&
+        crowd->of_rank[from] < 0) {
+        crowd->of_rank[from] = talk;
+    }
+    crowd->is_new[talk] = false;
+}
+
+/* Nobody takes the place of a rank that has met and is there. */
+static void check_places(const struct crowd *crowd)
+{
+    for (int rank = 0; rank < MOST_WORLD; rank++) {
+        int talk = crowd->of_rank[rank];
+        FUZZ_CHECK(talk < 0 || !cp_wire_is_hung_up(crowd->talks[talk]),
+                   "rank %d was dropped", rank);
     }
 }
 
@@ -261,11 +315,11 @@ static void act(struct crowd *crowd)
 {
     struct fuzz_input *in = &crowd->in;
     int rank = (int)fuzz_range(in, 0, crowd->self.world - 1);
-    int *talk = &crowd->talks[fuzz_range(in, 0, MOST_TALKS - 1)];
+    int talk = (int)fuzz_range(in, 0, MOST_TALKS - 1);
     struct draft draft;
     switch (fuzz_range(in, 0, 3)) {
     case 0:
-        *free_talk(crowd) = connect_to(&crowd->self);
+        keep_talk(crowd, connect_to(&crowd->self), true);
         break;
     case 1:
         if (rank < crowd->self.rank) {
@@ -273,13 +327,11 @@ static void act(struct crowd *crowd)
         }
         break;
     case 2:
-        cp_wire_close(talk);
+        close_talk(crowd, talk);
         break;
     default:
         read_draft(in, &crowd->self, rank, &draft);
-        if (*talk >= 0) {
-            (void)send_draft(*talk, &draft);
-        }
+        say(crowd, talk, &draft);
         break;
     }
 }
@@ -288,6 +340,7 @@ static void act(struct crowd *crowd)
 static enum cp_code take_turn(void *arg)
 {
     struct crowd *crowd = arg;
+    check_places(crowd);
     if (crowd->in.left == 0 || crowd->turns == MOST_TURNS) {
         return CP_ERR_INTERRUPTED;
     }
@@ -315,7 +368,7 @@ static void check_meeting(const struct cp_wire *self, struct cp_meeting *meeting
                page[0]);
 }
 
-static void meet(struct fuzz_input *in, const struct cp_wire *self, const char *key)
+static void meet(struct fuzz_input *in, const struct cp_wire *self)
 {
     struct crowd crowd = {.in = *in, .self = *self};
     struct cp_meeting *meeting = NULL;
@@ -331,9 +384,11 @@ static void meet(struct fuzz_input *in, const struct cp_wire *self, const char *
     memset(args.hello.bytes, self->rank, sizeof args.hello.bytes);
     memset(crowd.talks, -1, sizeof crowd.talks);
     memset(crowd.listeners, -1, sizeof crowd.listeners);
+    memset(crowd.of_rank, -1, sizeof crowd.of_rank);
     enum cp_code code = cp_meet(&args, &meeting);
     if (code == CP_OK) {
         check_meeting(self, meeting);
+        check_places(&crowd);
     } else {
         char who[24];
         (void)snprintf(who, sizeof who, "rank %d ", self->rank);
@@ -353,22 +408,20 @@ static void meet(struct fuzz_input *in, const struct cp_wire *self, const char *
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct fuzz_input in = {data, bytes};
-    char key[32];
     struct cp_wire self = {.window_fd = -1, .page_fd = -1};
     create_files();
-    int free_before = lowest_free();
+    uint64_t open_before = open_files();
     int64_t live_before = cp_mem_stats().live_blocks;
     bool is_meeting = fuzz_flag(&in);
-    (void)snprintf(key, sizeof key, "fuzz %d", (int)getpid());
     self.world = (int)fuzz_range(&in, 1 + is_meeting, MOST_WORLD);
     self.rank = (int)fuzz_range(&in, 0, self.world - 1);
     self.hash = cp_wire_hash_of(key, self.world);
     if (is_meeting) {
-        meet(&in, &self, key);
+        meet(&in, &self);
     } else {
         read_messages(&in, &self);
     }
-    FUZZ_CHECK(lowest_free() == free_before, "descriptors lost or closed");
+    FUZZ_CHECK(open_files() == open_before, "descriptors lost or closed");
     FUZZ_CHECK(cp_mem_stats().live_blocks == live_before, "memory lost");
     return 0;
 }

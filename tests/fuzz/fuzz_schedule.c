@@ -4,15 +4,19 @@
  *            communicator, and the verifier proves it, several calls in a row;
  *   starve   the same while one allocation fails: a MemoryError or none, nothing left behind, and no
  *            trace of it the next time;
- *   break    fields and steps of schedules are changed: the verifier takes them or says where they
- *            are wrong;
+ *   break    fields and steps of schedules are changed: the verifier says where they are wrong, or
+ *            takes them, and then they must do all the same;
  *   inflate  sizes of any magnitude: a sentence, or a schedule whose buffers and boxes are in order.
  *
- * In each of them a field of one rank's call may differ from the others', which they must notice. */
+ * In each of them a field of one rank's call may differ from the others', which they must notice. What
+ * the verifier takes is checked without it: numbers.h asks whether the outputs come out right, and
+ * order.h, where there are few steps, whether no two may collide. */
 #include <stddef.h>
 
 #include "../c/grid.h"
+#include "../c/order.h"
 #include "fuzz.h"
+#include "numbers.h"
 #include "plan/agree.h"
 #include "schedule/verify.h"
 #include "schedule/verify_buffer.h"
@@ -24,8 +28,11 @@ enum {
     MOST_CALLS = 3,
     MOST_CHANGES = 3,
     MOST_REPLICATED = 0xffff,
-    MOST_CELLS = 1 << 16
+    MOST_CELLS = 1 << 16,
+    MOST_ORDERED = 128 /* steps of all ranks; the work grows with the third power */
 };
+
+__extension__ typedef __int128 wide;
 
 enum mode { MODE_PROVE, MODE_STARVE, MODE_BREAK, MODE_INFLATE, MODES };
 
@@ -33,6 +40,7 @@ enum mode { MODE_PROVE, MODE_STARVE, MODE_BREAK, MODE_INFLATE, MODES };
 struct scene {
     struct fuzz_input *in;
     bool is_inflated;
+    bool is_promise_broken; /* the lengths are not those that were promised */
     int world;
     struct cp_format format;
     struct cp_record records[MOST_WORLD];
@@ -137,7 +145,8 @@ static void read_promise(struct scene *scene)
         q[rank] = scene->records[rank].sizes[CP_SIZE_Q_ROWS];
         kv[rank] = scene->records[rank].sizes[CP_SIZE_KV_ROWS];
     }
-    q[0] ^= fuzz_range(scene->in, 0, 3) == 3;
+    scene->is_promise_broken = fuzz_range(scene->in, 0, 3) == 3;
+    q[0] ^= scene->is_promise_broken;
     scene->records[0].call.check = cp_lengths_hash(q, kv, scene->world);
 }
 
@@ -306,6 +315,21 @@ static enum cp_code check_alone(const struct set *set)
     return CP_OK;
 }
 
+/* The verifier has taken the set: is it right to? */
+static void check_taken(const struct set *set, uint64_t seed)
+{
+    const struct cp_schedule *of_call[MOST_WORLD] = {NULL};
+    char text[NUMBERS_TEXT];
+    int32_t steps = 0;
+    for (int rank = 0; rank < set->world; rank++) {
+        of_call[rank] = set->schedules[rank];
+        steps += of_call[rank]->step_count;
+    }
+    FUZZ_CHECK(numbers_are_right(of_call, set->world, seed, text), "%s", text);
+    FUZZ_CHECK(steps > MOST_ORDERED || order_is_safe(of_call, set->world),
+               "two steps may collide");
+}
+
 /* Two scenes: one call of the first, both, or both and the first once more. */
 static enum cp_code prove(const struct scene scenes[2], int count,
                           enum cp_transport transport)
@@ -318,6 +342,9 @@ static enum cp_code prove(const struct scene scenes[2], int count,
     }
     if (code == CP_OK && has_schedule(&scenes[0])) {
         code = verify(calls, count);
+        for (int i = 0; code == CP_OK && i < (count > 1 ? 2 : 1); i++) {
+            check_taken(&sets[i], (uint64_t)count);
+        }
     }
     destroy_set(&sets[0]);
     destroy_set(&sets[1]);
@@ -339,6 +366,35 @@ static void check_proved(const struct scene scenes[2], int count,
 
 /* ---- the modes ---- */
 
+static bool are_equal(const struct scene *scene, enum cp_size which)
+{
+    bool are = true;
+    for (int rank = 1; rank < scene->world; rank++) {
+        are =
+            are && scene->records[rank].sizes[which] == scene->records[0].sizes[which];
+    }
+    return are;
+}
+
+/* What the ranks have to refuse although their calls are equal. */
+static bool is_refused(const struct scene *scene)
+{
+    const struct cp_call *call = &scene->records[0].call;
+    if (call->op == CP_OP_REDUCE_SCATTER) {
+        return call->extent[call->dim] != sum_of(scene, CP_SIZE_ROWS);
+    }
+    if (!cp_call_is_attention(call)) {
+        return false;
+    }
+    if (scene->is_promise_broken ||
+        (call->kv_replicated != 0 && !are_equal(scene, CP_SIZE_KV_ROWS))) {
+        return true;
+    }
+    return call->variant == CP_EVEN && call->kv_replicated == 0 &&
+           (!are_equal(scene, CP_SIZE_Q_ROWS) || !are_equal(scene, CP_SIZE_KV_ROWS) ||
+            call->heads % call->ulysses_degree != 0);
+}
+
 /* Do the ranks agree? Then they do not differ in anything that a plan reads. */
 static bool agree(const struct scene *scene)
 {
@@ -349,11 +405,12 @@ static bool agree(const struct scene *scene)
                    (int)cp_last_error()->rank);
         return false;
     }
+    FUZZ_CHECK(!is_refused(scene), "they must not agree");
     for (int rank = 0; rank < scene->world; rank++) {
         const struct cp_record *record = &scene->records[rank];
-        FUZZ_CHECK(memcmp(&record->call, &scene->records[0].call,
-                          offsetof(struct cp_call, spare)) == 0,
-                   "rank %d differs", rank);
+        FUZZ_CHECK(
+            memcmp(&record->call, &scene->records[0].call, sizeof record->call) == 0,
+            "rank %d differs", rank);
         FUZZ_CHECK(record->status.code == CP_OK, "rank %d has an error", rank);
     }
     return true;
@@ -381,27 +438,120 @@ static void change_field(struct fuzz_input *in, void *object, size_t first, size
     memcpy((unsigned char *)object + at, &number, bytes);
 }
 
-/* Changes a box, or what stands before the boxes. */
+/* A box one further or one longer, of another buffer, or another step's. */
+static void change_box(struct fuzz_input *in, const struct cp_schedule *schedule,
+                       struct cp_step *step, const struct cp_step *other)
+{
+    struct cp_box *box = &step->arg[fuzz_range(in, 0, CP_STEP_ARGS - 1)];
+    const struct cp_box *another = &other->arg[fuzz_range(in, 0, CP_STEP_ARGS - 1)];
+    int64_t axis = fuzz_range(in, 0, CP_AXES - 1);
+    switch (fuzz_range(in, 0, 4)) {
+    case 0:
+        box->first[axis] += fuzz_range(in, 0, 2) - 1;
+        break;
+    case 1:
+        box->n[axis] -= 1;
+        box->first[axis] += fuzz_range(in, 0, 1);
+        break;
+    case 2:
+        box->buffer = fuzz_byte(in) % schedule->buffer_count;
+        break;
+    case 3:
+        box->buffer = CP_NO_BUFFER;
+        break;
+    default:
+        *box = *another;
+        break;
+    }
+}
+
+/* What a step waits for or says that it did. */
+static void change_order(struct fuzz_input *in, const struct cp_schedule *schedule,
+                         struct cp_step *step)
+{
+    int64_t by = fuzz_range(in, 0, 2) - 1;
+    int64_t lane = fuzz_range(in, 0, CP_LANES - 1);
+    switch (fuzz_range(in, 0, 5)) {
+    case 0:
+        step->after[lane] = 0;
+        break;
+    case 1:
+        step->after[lane] += (int32_t)by;
+        break;
+    case 2:
+        step->value += (uint32_t)by;
+        break;
+    case 3:
+        step->peer = (step->peer + 1) % schedule->plan->world;
+        break;
+    case 4:
+        step->group += (int32_t)by;
+        break;
+    default:
+        step->lane = (uint8_t)lane;
+        break;
+    }
+}
+
+/* A field of the step or of a box is any number; positions are any or the next one. */
 static void change_step(struct fuzz_input *in, struct cp_step *step)
 {
     unsigned char flag = 0;
-    int64_t arg = fuzz_range(in, 0, 2 * CP_STEP_ARGS - 1);
-    if (arg < CP_STEP_ARGS) {
+    int64_t *positions[] = {&step->q_first, &step->k_first, &step->head_first,
+                            &step->kv_head_first};
+    int64_t *position = positions[fuzz_range(in, 0, 3)];
+    int64_t arg = fuzz_range(in, 0, CP_STEP_ARGS - 1);
+    switch (fuzz_range(in, 0, 4)) {
+    case 0:
+        *position = fuzz_number(in);
+        break;
+    case 1:
+        *position += fuzz_range(in, 0, 2) - 1;
+        break;
+    case 2:
+        step->is_causal = !step->is_causal;
+        break;
+    case 3:
         change_field(in, &step->arg[arg], 0, sizeof step->arg[arg]);
-    } else {
+        break;
+    default:
         change_field(in, step, 0, offsetof(struct cp_step, arg));
+        break;
     }
     /* A bool has two values. */
     memcpy(&flag, &step->is_causal, 1);
     step->is_causal = (flag & 1) != 0;
 }
 
-static void change_buffer(struct fuzz_input *in, struct cp_buffer *buffer)
+/* A length or stride, another's place, more or fewer bytes, or any field. */
+static void change_buffer(struct fuzz_input *in, const struct cp_schedule *schedule,
+                          struct cp_buffer *buffer)
 {
-    if (fuzz_flag(in)) {
-        buffer->n[fuzz_range(in, 0, CP_AXES - 1)] = fuzz_number(in);
-    } else {
+    const struct cp_buffer *other =
+        &schedule->buffers[fuzz_byte(in) % schedule->buffer_count];
+    int64_t axis = fuzz_range(in, 0, CP_AXES - 1);
+    switch (fuzz_range(in, 0, 6)) {
+    case 0:
+        buffer->n[axis] = fuzz_number(in);
+        break;
+    case 1:
+        buffer->stride_bytes[axis] = other->stride_bytes[fuzz_range(in, 0, 3)];
+        break;
+    case 2:
+        buffer->offset_bytes = other->offset_bytes;
+        break;
+    case 3:
+        buffer->offset_bytes += 1;
+        break;
+    case 4:
+        buffer->bytes -= 1;
+        break;
+    case 5:
+        buffer->role = other->role;
+        break;
+    default:
         change_field(in, buffer, 0, sizeof *buffer);
+        break;
     }
 }
 
@@ -409,12 +559,16 @@ static void change_schedule(struct fuzz_input *in, struct cp_schedule *schedule)
 {
     int32_t *counts[] = {&schedule->buffer_count, &schedule->step_count};
     int64_t *sizes[] = {&schedule->window_bytes, &schedule->scratch_bytes};
-    switch (fuzz_range(in, 0, 2)) {
+    int64_t *size = sizes[fuzz_flag(in)];
+    switch (fuzz_range(in, 0, 3)) {
     case 0:
         schedule->rank = (int)fuzz_number(in);
         break;
     case 1:
-        *sizes[fuzz_flag(in)] = fuzz_number(in);
+        *size = fuzz_number(in);
+        break;
+    case 2:
+        *size -= 1;
         break;
     default:
         *counts[fuzz_flag(in)] -= 1;
@@ -422,7 +576,48 @@ static void change_schedule(struct fuzz_input *in, struct cp_schedule *schedule)
     }
 }
 
-/* Changes one thing; the arrays stay as long as they are, or become shorter. */
+/* What comes after step `at` of its lane counts `by` more. */
+static void recount(struct cp_schedule *schedule, int32_t at, int32_t by)
+{
+    int lane = schedule->steps[at].lane;
+    int32_t place = 0;
+    for (int32_t i = 0; i < at; i++) {
+        place += schedule->steps[i].lane == lane;
+    }
+    for (int32_t i = 0; i < schedule->step_count; i++) {
+        int32_t *after = &schedule->steps[i].after[lane];
+        *after += *after > place ? by : 0;
+    }
+}
+
+static void remove_step(struct cp_schedule *schedule, int32_t at)
+{
+    struct cp_step *steps = schedule->steps;
+    recount(schedule, at, -1);
+    schedule->step_count -= 1;
+    memmove(&steps[at], &steps[at + 1],
+            (size_t)(schedule->step_count - at) * sizeof *steps);
+}
+
+/* Once more, right behind itself. */
+static void repeat_step(struct cp_schedule *schedule, int32_t at)
+{
+    void *block = NULL;
+    size_t count = (size_t)schedule->step_count;
+    enum cp_code code =
+        cp_mem_create((count + 1) * sizeof *schedule->steps, "a step", &block);
+    FUZZ_CHECK(code == CP_OK, "%s", cp_last_error()->text);
+    struct cp_step *steps = block;
+    size_t first = (size_t)at + 1;
+    recount(schedule, at, 1);
+    memcpy(steps, schedule->steps, first * sizeof *steps);
+    memcpy(&steps[first], &schedule->steps[at], (count - first + 1) * sizeof *steps);
+    cp_mem_destroy(&schedule->steps);
+    schedule->steps = steps;
+    schedule->step_count += 1;
+}
+
+/* Changes one thing. */
 static void change(struct fuzz_input *in, struct cp_schedule *schedule)
 {
     struct cp_step *steps = schedule->steps;
@@ -433,32 +628,36 @@ static void change(struct fuzz_input *in, struct cp_schedule *schedule)
     int32_t at = fuzz_byte(in) % count;
     int32_t other = fuzz_byte(in) % count;
     struct cp_step kept = steps[at];
-    int64_t *positions[] = {&steps[at].q_first, &steps[at].k_first,
-                            &steps[at].head_first, &steps[at].kv_head_first};
-    switch (fuzz_range(in, 0, 9)) {
+    switch (fuzz_range(in, 0, 10)) {
     case 0:
         change_schedule(in, schedule);
         break;
-    case 1: /* out, and the others close up */
-        memmove(&steps[at], &steps[at + 1], (size_t)(count - 1 - at) * sizeof *steps);
-        schedule->step_count -= 1;
+    case 1:
+        remove_step(schedule, at);
         break;
     case 2:
-        steps[at] = steps[other];
+        repeat_step(schedule, at);
         break;
     case 3:
         steps[at] = steps[other];
-        steps[other] = kept;
         break;
     case 4:
-        *positions[fuzz_range(in, 0, 3)] = fuzz_number(in);
+        steps[at] = steps[other];
+        steps[other] = kept;
         break;
     case 5:
     case 6:
-        change_buffer(in, &schedule->buffers[fuzz_byte(in) % schedule->buffer_count]);
+        change_box(in, schedule, &steps[at], &steps[other]);
+        break;
+    case 7:
+        change_order(in, schedule, &steps[at]);
+        break;
+    case 8:
+        change_step(in, &steps[at]);
         break;
     default:
-        change_step(in, &steps[at]);
+        change_buffer(in, schedule,
+                      &schedule->buffers[fuzz_byte(in) % schedule->buffer_count]);
         break;
     }
 }
@@ -492,7 +691,11 @@ static void break_schedule(const struct scene *scene, enum cp_transport transpor
         change(in, set.schedules[fuzz_range(in, 0, set.world - 1)]);
     }
     bool is_small = cells_of(&set) <= MOST_CELLS;
-    code = is_small ? verify(calls, (int)fuzz_range(in, 1, 2)) : check_alone(&set);
+    int count = (int)fuzz_range(in, 1, 2);
+    code = is_small ? verify(calls, count) : check_alone(&set);
+    if (code == CP_OK && is_small) {
+        check_taken(&set, (uint64_t)fuzz_byte(in));
+    }
     if (code != CP_OK) {
         FUZZ_CHECK(changes > 0 && code == CP_ERR_INTERNAL, "%d: %s", (int)code,
                    cp_last_error()->text);
@@ -531,6 +734,35 @@ static bool can_be(const struct scene *scene)
     return is_good;
 }
 
+/* Have windows and workspaces room for what was laid out in them, in numbers that do not overflow? */
+static void check_room(const struct set *set)
+{
+    for (int rank = 0; rank < set->world; rank++) {
+        const struct cp_schedule *schedule = set->schedules[rank];
+        for (int32_t i = 0; i < schedule->buffer_count; i++) {
+            const struct cp_buffer *buffer = &schedule->buffers[i];
+            const int64_t *n = buffer->n;
+            const struct cp_panel *panel =
+                cp_schedule_panel(set->plan, (enum cp_layout)buffer->layout);
+            bool is_window = buffer->kind == CP_BUFFER_WINDOW;
+            wide bytes =
+                panel != NULL
+                    ? (wide)n[0] * n[2]
+                    : (wide)n[0] * n[2] * cp_dtype_bytes((enum cp_dtype)buffer->dtype);
+            wide rows =
+                panel != NULL ? (wide)panel->row_bytes * n[1] : (wide)n[3] * n[1];
+            if (buffer->kind == CP_BUFFER_INPUT || buffer->kind == CP_BUFFER_OUTPUT) {
+                continue;
+            }
+            FUZZ_CHECK(buffer->offset_bytes >= 0 && buffer->bytes >= bytes * rows &&
+                           (wide)buffer->offset_bytes + buffer->bytes <=
+                               (is_window ? set->schedules[buffer->owner]->window_bytes
+                                          : schedule->scratch_bytes),
+                       "rank %d: buffer %d has no room", rank, (int)i);
+        }
+    }
+}
+
 /* What was written, if anything was, has every buffer and box inside what it lies in. */
 static void inflate(const struct scene *scene, enum cp_transport transport)
 {
@@ -539,7 +771,10 @@ static void inflate(const struct scene *scene, enum cp_transport transport)
     if (code != CP_OK) {
         FUZZ_CHECK(code == CP_ERR_VALUE, "%s", cp_last_error()->text);
         fuzz_check_sentence(code, "");
-    } else if (has_schedule(scene) && can_be(scene)) {
+    } else if (has_schedule(scene)) {
+        check_room(&set);
+    }
+    if (code == CP_OK && has_schedule(scene) && can_be(scene)) {
         FUZZ_CHECK(check_alone(&set) == CP_OK, "%s", cp_last_error()->text);
     }
     destroy_set(&set);

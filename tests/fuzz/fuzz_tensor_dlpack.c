@@ -55,7 +55,10 @@ static DLDataType read_dtype(struct fuzz_input *in)
     if (row > CP_DTYPE_NONE && row < CP_DTYPE_COUNT) {
         return cp_tensor_dlpack_dtype((enum cp_dtype)row);
     }
-    return (DLDataType){fuzz_byte(in), fuzz_byte(in), (uint16_t)fuzz_range(in, 0, 2)};
+    uint8_t code = fuzz_byte(in);
+    uint8_t bits = fuzz_byte(in);
+    uint16_t lanes = (uint16_t)fuzz_range(in, 0, 2);
+    return (DLDataType){code, bits, lanes};
 }
 
 static int64_t *read_numbers(struct fuzz_input *in, int count)
@@ -287,8 +290,13 @@ static void check_view(const struct cp_tensor *tensor, const struct cp_view *vie
 static void check_views(struct fuzz_input *in, const struct cp_tensor *tensor)
 {
     struct cp_view view;
-    int64_t batch = tensor->ndim > 0 ? tensor->shape[0] : 1;
-    int64_t heads = tensor->ndim > 1 ? tensor->shape[1] : 1;
+    uint8_t flags = fuzz_byte(in);
+    int64_t n0 = tensor->ndim > 1 ? tensor->shape[0] : 1;
+    int64_t n1 = tensor->ndim > 3 ? tensor->shape[1] : 1;
+    int64_t batch = (flags & 1) != 0 ? n0 : 7;
+    int64_t heads = (flags & 2) == 0 ? n1 : 5;
+    bool is_mask = tensor->ndim > 0 && tensor->ndim < 5 && (n0 == 1 || n0 == batch) &&
+                   (n1 == 1 || n1 == heads);
     enum cp_code code = cp_tensor_view_attention(name, tensor, &view);
     FUZZ_CHECK((code == CP_OK) == (tensor->ndim == 4), "%d axes", tensor->ndim);
     if (code == CP_OK) {
@@ -303,7 +311,9 @@ static void check_views(struct fuzz_input *in, const struct cp_tensor *tensor)
     } else {
         fuzz_check_sentence(code, name);
     }
-    code = cp_tensor_view_mask(tensor, fuzz_flag(in) ? batch : 7, heads, &view);
+    code = cp_tensor_view_mask(tensor, batch, heads, &view);
+    FUZZ_CHECK((code == CP_OK) == is_mask, "%d axes, batch %lld, %lld heads",
+               tensor->ndim, (long long)batch, (long long)heads);
     if (code == CP_OK) {
         check_view(tensor, &view, "mask");
     } else {
@@ -359,9 +369,10 @@ static void check_texts(const struct cp_tensor *tensor)
     char device[16];
     (void)cp_tensor_print_shape(tensor, shape, sizeof shape);
     (void)cp_tensor_print_device(tensor, device, sizeof device);
-    enum cp_code code = cp_tensor_check_host(name, tensor);
-    FUZZ_CHECK((code == CP_OK) == cp_tensor_is_on_host(tensor), "device %d",
-               tensor->device_type);
+    enum cp_code code = cp_tensor_check_device(name, tensor);
+    bool is_served =
+        cp_tensor_is_on_host(tensor) || tensor->device_type == (int)kDLCUDA;
+    FUZZ_CHECK((code == CP_OK) == is_served, "device %d", tensor->device_type);
     if (code != CP_OK) {
         fuzz_check_sentence(code, name);
     }
