@@ -110,25 +110,34 @@ static inline void world_close(struct world *w)
     cp_mem_destroy(&w->page);
 }
 
-/* A scene's tensors as one rank's call; OK once all of it has happened. */
-static inline enum cp_code world_call(struct world *w, int rank, struct scene *scene,
-                                      enum cp_op op)
+/* A scene's tensors as one rank's call, made on `tensors`, which the transport has taken.
+ */
+static inline enum cp_code world_start(struct world *w, int rank, struct scene *scene,
+                                       enum cp_op op,
+                                       struct cp_view tensors[CP_TENSORS])
 {
     const struct world_transport *transport = w->transport;
-    struct cp_view tensors[CP_TENSORS];
     struct cp_stream *stream = NULL;
     struct cp_record record;
+    memcpy(tensors, scene->tensors[rank], sizeof scene->tensors[rank]);
     scene_record(scene, rank, op, &record);
     record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
     CP_TRY(cp_context_describe(w->context[rank], &record));
     CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
-    memcpy(tensors, scene->tensors[rank], sizeof tensors);
     if (transport->take != NULL) {
         stream = transport->take(w, rank, tensors);
     }
-    enum cp_code code = cp_context_execute(w->context[rank], tensors, stream);
-    if (transport->give != NULL) {
-        transport->give(w, rank, scene->tensors[rank], tensors);
+    return cp_context_execute(w->context[rank], tensors, stream);
+}
+
+/* The same; OK once all of it has happened. */
+static inline enum cp_code world_call(struct world *w, int rank, struct scene *scene,
+                                      enum cp_op op)
+{
+    struct cp_view tensors[CP_TENSORS];
+    enum cp_code code = world_start(w, rank, scene, op, tensors);
+    if (code == CP_OK && w->transport->give != NULL) {
+        w->transport->give(w, rank, scene->tensors[rank], tensors);
     }
     return code;
 }
@@ -151,11 +160,12 @@ static inline void world_play_rank(int rank, void *arg)
     }
 }
 
-/* WORLD_SCENES scenes of this variant that `takes` (optional) likes, forward and
- * backward, twice over (the second time all plans are known), judged. */
-static inline void world_play(int ring, int ulysses,
-                              const struct world_transport *transport, int32_t variant,
-                              int limit, bool (*takes)(const struct scene *scene))
+/* WORLD_SCENES scenes of this variant that `takes` (optional) likes, each rank's calls
+ * made by `play`, forward and backward, then judged. */
+static inline void world_play_by(void (*play)(int rank, void *world), int ring,
+                                 int ulysses, const struct world_transport *transport,
+                                 int32_t variant, int limit,
+                                 bool (*takes)(const struct scene *scene))
 {
     struct world w;
     uint64_t seed = test_seed + (uint64_t)(ring * 64 + ulysses);
@@ -169,7 +179,7 @@ static inline void world_play(int ring, int ulysses,
         scene_poison(&w.scenes[i], CP_OP_ATTENTION);
         scene_poison(&w.scenes[i], CP_OP_ATTENTION_BACKWARD);
     }
-    ranks_as_threads(w.size, world_play_rank, &w);
+    ranks_as_threads(w.size, play, &w);
     for (int i = 0; i < WORLD_SCENES; i++) {
         char text[400];
         scene_print(&w.scenes[i], text, sizeof text);
@@ -179,6 +189,14 @@ static inline void world_play(int ring, int ulysses,
         scene_destroy(&w.scenes[i]);
     }
     world_close(&w);
+}
+
+/* Each scene forward and backward, twice over: the second time all plans are known. */
+static inline void world_play(int ring, int ulysses,
+                              const struct world_transport *transport, int32_t variant,
+                              int limit, bool (*takes)(const struct scene *scene))
+{
+    world_play_by(world_play_rank, ring, ulysses, transport, variant, limit, takes);
 }
 
 #endif

@@ -100,3 +100,36 @@ TEST(unified)
     play(2, 3);
     play(2, 4);
 }
+
+/* All forwards, then all backwards, on two streams in turns; nobody waits in between. */
+static void alternate(int rank, void *arg)
+{
+    static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    struct world *w = arg;
+    struct gpu *gpu = w->own[rank];
+    cudaStream_t streams[2] = {gpu->stream, NULL};
+    struct cp_view tensors[WORLD_SCENES][CP_TENSORS];
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamCreateWithFlags(&streams[1], cudaStreamNonBlocking),
+                 cudaSuccess);
+    for (size_t pass = 0; pass < sizeof ops / sizeof ops[0]; pass++) {
+        for (int i = 0; i < WORLD_SCENES; i++) {
+            gpu->stream = streams[i % 2];
+            CHECK_EQ_I64(world_start(w, rank, &w->scenes[i], ops[pass], tensors[i]),
+                         CP_OK);
+        }
+        for (int i = 0; i < WORLD_SCENES; i++) {
+            gpu->stream = streams[i % 2];
+            gpus_give(w, rank, w->scenes[i].tensors[rank], tensors[i]);
+        }
+    }
+    gpu->stream = streams[0];
+    CHECK_EQ_I64(cudaStreamDestroy(streams[1]), cudaSuccess);
+}
+
+TEST(calls_on_two_streams)
+{
+    world_play_by(alternate, 2, 1, &gpus, CP_ANYTHING, 0, NULL);
+    world_play_by(alternate, 1, 3, &gpus, CP_ANYTHING, 0, NULL);
+    world_play_by(alternate, 2, 2, &gpus, CP_EVEN, 0, NULL);
+}
