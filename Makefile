@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
 C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help venv demo train test check simgpu cuda soak fuzz valgrind lint format bench ctest clean
+.PHONY: help venv demo train test check simgpu gpu cuda soak fuzz valgrind lint format bench ctest clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test     C tests, the GPU path on a simulated GPU, the inputs that fuzzing keeps, Python tests"
 	@echo "make check    C tests and the simulated GPU under AddressSanitizer, UBSan and ThreadSanitizer; fuzzing, shortly"
 	@echo "make simgpu   the GPU path on a simulated GPU; MODE=asan, MODE=tsan, TESTS=test_scenes"
+	@echo "make gpu      the suite for machines with GPUs, on as many ranks as there are"
 	@echo "make cuda     compile cuda/ with nvcc for all architectures, and NCCL's header check"
 	@echo "make soak     hurt ranks at random points for two minutes; SECONDS_OF_SOAK=3600 for an hour"
 	@echo "make fuzz     libFuzzer on DLPack descriptions, schedules and messages; SECONDS=60 for each"
@@ -59,12 +60,16 @@ simgpu: venv
 	@$(MAKE) --no-print-directory -C tests/simgpu run
 	@$(BIN)/pytest tests/simgpu
 
+gpu: venv
+	@$(BIN)/pytest tests/gpu
+
 cuda: $(VENV)/requirements
 	@$(MAKE) --no-print-directory -j2 -C cuda all
 
 test: venv ctest simgpu
 	@$(MAKE) --no-print-directory -j2 -C tests/fuzz replay
 	@CP_ATTN_REQUIRE=torch,diffusers,accelerate,peft,sklearn,safetensors,tqdm,jax $(BIN)/pytest tests/py
+	@$(BIN)/pytest tests/gpu
 
 SECONDS_OF_CHECK ?= 20
 check: $(VENV)/requirements
