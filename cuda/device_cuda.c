@@ -118,6 +118,14 @@ static enum cp_code cuda_leave(struct cp_device *device, int before)
     return leave(of(device)->ordinal, before, CP_OK);
 }
 
+static enum cp_code cuda_wait(struct cp_device *device, int event)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(enter(ordinal, &before));
+    cudaError_t error = cudaEventSynchronize(of(device)->event[event]);
+    return leave(ordinal, before, cp_cuda_check(error, "cudaEventSynchronize"));
+}
+
 static struct cp_stream *cuda_lane(struct cp_device *device, int lane)
 {
     return (struct cp_stream *)of(device)->lane[lane];
@@ -153,6 +161,7 @@ static const struct cp_device_ops cuda_ops = {
     .zero = cuda_zero,
     .enter = cuda_enter,
     .leave = cuda_leave,
+    .wait = cuda_wait,
     .lane = cuda_lane,
     .record = cuda_record,
     .await = cuda_await,

@@ -10,6 +10,9 @@
 
 enum { CP_DEVICE_ABI = 2, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
+/* The event behind all work of the call before. */
+enum { CP_DEVICE_EVENT_CALL = 0 };
+
 struct cp_stream;
 struct cp_device;
 
@@ -32,6 +35,8 @@ struct cp_device_ops {
      * all that is enqueued. */
     enum cp_code (*enter)(struct cp_device *device, int *before);
     enum cp_code (*leave)(struct cp_device *device, int before);
+    /* (optional) Returns once what the last record of this event stands for has happened. */
+    enum cp_code (*wait)(struct cp_device *device, int event);
     /* (optional) The own stream of lane 0 to CP_DEVICE_LANES - 1; orders: `record` notes
      * what `stream` has been given so far as event 0 to CP_DEVICE_EVENTS - 1, `await`
      * makes `stream` wait for what was noted last, if anything. */

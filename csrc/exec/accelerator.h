@@ -23,6 +23,17 @@ struct cp_connect_args {
     double timeout;                /* seconds */
 };
 
+/* Whose memory a context uses on a device: a framework's, which would otherwise keep for
+ * itself what it does not use. All zero: the device's own. */
+struct cp_lender {
+    /* `loan` is handed to give_back, once all work on `out` has been done. May be called
+     * from any thread. */
+    enum cp_code (*lend)(const struct cp_lender *lender, int ordinal, size_t bytes,
+                         const char *what, void **out, void **loan);
+    void (*give_back)(void *loan);
+    const void *framework; /* the lender's own */
+};
+
 struct cp_accelerator {
     const char *name; /* "cuda" */
     uint32_t abi;     /* CP_ACCELERATOR_ABI */

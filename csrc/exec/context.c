@@ -18,7 +18,9 @@ struct side {
     struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
     struct cp_device *device;
     struct cp_kernel_list kernels;
-    void *workspace; /* owned by the device */
+    void *workspace; /* owned, by the device or by `loan` */
+    void *loan;      /* owned; of the lender whose `give_back` this is, or NULL */
+    void (*give_back)(void *loan);
     struct cp_context_memory memory;
 };
 
@@ -30,6 +32,7 @@ struct cp_context {
     int rank, world;
     struct side sides[SIDES];                 /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
+    struct cp_lender lender;                  /* of memory on its device */
     int ordinal;                              /* of its device */
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
@@ -97,7 +100,8 @@ done:
 }
 
 enum cp_code cp_context_use(struct cp_context *context,
-                            const struct cp_accelerator *accelerator, int ordinal)
+                            const struct cp_accelerator *accelerator, int ordinal,
+                            const struct cp_lender *lender)
 {
     struct side *side = &context->sides[CP_ON_ACCELERATOR];
     if (side->comm != NULL && context->ordinal != ordinal) {
@@ -116,7 +120,23 @@ enum cp_code cp_context_use(struct cp_context *context,
         CP_TRY(accelerator->check(ordinal));
         context->ordinal = ordinal;
     }
+    context->lender = *lender;
     return CP_OK;
+}
+
+/* A framework may have another use for the memory at once, so the work of the last call on
+ * it has to be over. */
+static void free_workspace(struct side *side)
+{
+    if (side->loan != NULL) {
+        (void)side->device->ops->wait(side->device, CP_DEVICE_EVENT_CALL);
+        side->give_back(side->loan);
+        side->loan = NULL;
+        side->workspace = NULL;
+    }
+    if (side->device != NULL) {
+        side->device->ops->free(side->device, &side->workspace);
+    }
 }
 
 static void close_side(struct side *side)
@@ -124,9 +144,7 @@ static void close_side(struct side *side)
     if (side->comm != NULL) {
         side->comm->ops->close(&side->comm);
     }
-    if (side->device != NULL) {
-        side->device->ops->free(side->device, &side->workspace);
-    }
+    free_workspace(side);
 }
 
 void cp_context_destroy(struct cp_context **context)
@@ -253,16 +271,24 @@ static enum cp_code make_entry(const struct cp_context *context,
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 
-static enum cp_code grow_workspace(struct side *side, size_t bytes)
+static enum cp_code grow_workspace(struct cp_context *context, size_t bytes)
 {
+    static const char what[] = "the workspace";
+    struct side *side = context->side;
     struct cp_device *device = side->device;
+    const struct cp_lender *lender = &context->lender;
+    bool is_lent = side == &context->sides[CP_ON_ACCELERATOR] && lender->lend != NULL;
     void *bigger = NULL;
+    void *loan = NULL;
     if (bytes <= side->memory.workspace_bytes) {
         return CP_OK;
     }
-    CP_TRY(device->ops->alloc(device, bytes, "the workspace", &bigger));
-    device->ops->free(device, &side->workspace);
+    CP_TRY(is_lent ? lender->lend(lender, context->ordinal, bytes, what, &bigger, &loan)
+                   : device->ops->alloc(device, bytes, what, &bigger));
+    free_workspace(side);
     side->workspace = bigger;
+    side->loan = loan;
+    side->give_back = lender->give_back;
     side->memory.workspace_bytes = bytes;
     return CP_OK;
 }
@@ -285,7 +311,7 @@ static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
     struct side *side = context->side;
-    CP_TRY(grow_workspace(side, (size_t)cp_run_workspace_bytes(schedule)));
+    CP_TRY(grow_workspace(context, (size_t)cp_run_workspace_bytes(schedule)));
     CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
     size_t window_bytes = (size_t)schedule->window_bytes;
     if (window_bytes > side->memory.window_bytes) {

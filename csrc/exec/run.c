@@ -91,7 +91,8 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
 /* Event numbers. A lane's are used in turns: whoever waits for one that has been used
  * again waits for a later step of that lane, which was enqueued before it all the same. */
 enum {
-    EVENT_CALLER = 0,
+    EVENT_CALLER =
+        CP_DEVICE_EVENT_CALL, /* at first, what the caller's stream was given */
     EVENT_LANE = 1,
     LANE_EVENTS = (CP_DEVICE_EVENTS - EVENT_LANE) / CP_LANES
 };

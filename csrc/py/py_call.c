@@ -359,7 +359,7 @@ int call_parse(struct call *call)
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
-    if (device_use(call->state, call->context, &call->arrays[CP_TENSOR_Q].tensor, "q",
+    if (device_use(call->state, call->context, &call->arrays[CP_TENSOR_Q], "q",
                    &call->record) < 0) {
         return -1;
     }

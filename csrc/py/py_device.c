@@ -55,10 +55,55 @@ const struct cp_accelerator *device_accelerator(struct module_state *state,
     return state->accelerator;
 }
 
-int device_use(struct module_state *state, ContextObject *context,
-               const struct cp_tensor *tensor, const char *name,
-               struct cp_record *record)
+/* ---- memory of the caller's framework ---- */
+
+/* The error callback of its allocator, which may run without the GIL. */
+static void note_error(void *Py_UNUSED(context), const char *Py_UNUSED(kind),
+                       const char *message)
 {
+    const char *line = message == NULL ? "no reason given" : message;
+    (void)cp_fail(CP_ERR_NO_MEMORY, "%.*s", (int)strcspn(line, "\n"), line);
+}
+
+static enum cp_code lend(const struct cp_lender *lender, int ordinal, size_t bytes,
+                         const char *what, void **out, void **loan)
+{
+    const DLPackExchangeAPI *api = lender->framework;
+    int64_t shape[1] = {(int64_t)bytes};
+    DLTensor prototype =
+        cp_tensor_prototype(CP_DTYPE_UINT8, (DLDevice){kDLCUDA, ordinal}, 1, shape);
+    DLManagedTensorVersioned *managed = NULL;
+    if (api->managed_tensor_allocator(&prototype, &managed, NULL, note_error) != 0) {
+        char reason[CP_STATUS_TEXT];
+        memcpy(reason, cp_last_error()->text, sizeof reason);
+        return cp_fail(CP_ERR_NO_MEMORY,
+                       "no memory for %s: %zu bytes on cuda:%d: %.700s", what, bytes,
+                       ordinal, reason);
+    }
+    *out = (char *)managed->dl_tensor.data + managed->dl_tensor.byte_offset;
+    *loan = managed;
+    return CP_OK;
+}
+
+static void give_back(void *loan)
+{
+    DLManagedTensorVersioned *managed = loan;
+    managed->deleter(managed);
+}
+
+static struct cp_lender lender_of(const struct array *array)
+{
+    struct cp_lender none = {NULL, NULL, NULL};
+    return array->source == ARRAY_EXCHANGE
+               ? (struct cp_lender){lend, give_back, array->api}
+               : none;
+}
+
+int device_use(struct module_state *state, ContextObject *context,
+               const struct array *array, const char *name, struct cp_record *record)
+{
+    const struct cp_tensor *tensor = &array->tensor;
+    const struct cp_lender lender = lender_of(array);
     if (cp_tensor_is_on_host(tensor)) {
         record->call.place = CP_ON_HOST;
         return 0;
@@ -67,7 +112,8 @@ int device_use(struct module_state *state, ContextObject *context,
     if (accelerator == NULL) {
         return -1;
     }
-    enum cp_code code = cp_context_use(context->core, accelerator, tensor->device_id);
+    enum cp_code code =
+        cp_context_use(context->core, accelerator, tensor->device_id, &lender);
     if (code != CP_OK) {
         return py_check(state, fail_place(tensor, name, code));
     }

@@ -11,11 +11,10 @@ const struct cp_accelerator *device_accelerator(struct module_state *state,
                                                 const struct cp_tensor *tensor,
                                                 const char *name);
 
-/* Makes the context serve the tensor's device, and notes in the record where the call is. 0, or -1 with an exception.
- */
+/* Makes the context serve the array's device, with memory of its library where that lends any, and notes in the record
+ * where the call is. 0, or -1 with an exception. */
 int device_use(struct module_state *state, ContextObject *context,
-               const struct cp_tensor *tensor, const char *name,
-               struct cp_record *record);
+               const struct array *array, const char *name, struct cp_record *record);
 
 /* The stream that a call on these arrays belongs on: the first one's, behind those of the others; those without an
  * object count for nothing. NULL on the host. 0, or -1 with an exception. */

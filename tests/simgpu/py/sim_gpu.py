@@ -147,7 +147,11 @@ class Array:
 
 # --- a library with an exchange table ---
 
+REFUSE = None  # one-dimensional arrays of this many bytes or more are refused; None: nothing is
 OWNED = {}  # managed tensors by address, with what they own
+
+
+ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -162,6 +166,9 @@ def _allocate(prototype, out, context, set_error):
     wanted = prototype.contents
     assert wanted.device_type == CUDA
     shape = [wanted.shape[axis] for axis in range(wanted.ndim)]
+    if REFUSE is not None and len(shape) == 1 and shape[0] >= REFUSE:
+        ERROR(set_error)(context, b"MemoryError", b"this GPU is full up\nby a long way")
+        return -1
     kind = {code: kind for kind, code in CODES.items()}[wanted.code]
     made = Fast.empty(shape, np.dtype(f"{kind}{wanted.bits // 8}"), wanted.device_id)
     managed = Versioned()

@@ -282,6 +282,29 @@ def test_a_buffer_orders_the_stream_that_takes_it(gpus):
         stream.close()
 
 
+def test_the_workspace_is_the_librarys(gpus, monkeypatch):
+    """It grows there, a refusal is an agreed MemoryError, and closing gives everything back."""
+    ranks = gpus(ring_degree=2)
+    before = len(sim.OWNED)
+    works(ranks, sim.Fast)
+    assert len(sim.OWNED) == before + 2
+    held = [context._memory()[0] for context in ranks.contexts]
+    x = numbers(1, 40, 2, 8)
+    call = [lambda r: _C.attention(*[sim.Fast(x, r) for _ in range(3)], ranks.contexts[r])][0]
+    monkeypatch.setattr(sim, "REFUSE", 1 << 10)
+    for caught in ranks.errors(call):
+        assert type(caught) is MemoryError and "the workspace" in str(caught) and "full up" in str(caught)
+    assert [context._memory()[0] for context in ranks.contexts] == held
+    works(ranks, sim.Fast)
+    monkeypatch.setattr(sim, "REFUSE", None)
+    for out in ranks.run(call):
+        np.testing.assert_allclose(sim.to_numpy(out), oracle(*[np.concatenate([x, x], 1)] * 3)[0][:, :40], atol=1e-5)
+    assert len(sim.OWNED) == before + 2
+    for context in ranks.contexts:
+        context.close()
+    assert len(sim.OWNED) == before
+
+
 def test_a_known_call_waits_for_nothing_and_allocates_nothing(gpus):
     ranks = gpus(ring_degree=3)
     x = [[sim.Fast(numbers(1, 4, 2, 8, seed=r), r) for _ in range(3)] for r in range(3)]
