@@ -40,8 +40,8 @@ static inline void gpus_close(struct world *w)
     free(w->shared);
 }
 
-static inline enum cp_code gpus_join(struct world *w, int rank,
-                                     struct cp_context_parts *parts)
+static inline enum cp_code gpus_join_by(const struct cp_nccl *nccl, struct world *w,
+                                        int rank, struct cp_context_parts *parts)
 {
     struct gpu *gpu = calloc(1, sizeof *gpu);
     if (gpu == NULL || cudaSetDevice(rank) != cudaSuccess ||
@@ -53,7 +53,7 @@ static inline enum cp_code gpus_join(struct world *w, int rank,
     parts->device = gpu->device;
     parts->kernels = (struct cp_kernel_list){.select = cp_kernel_cuda_select};
     struct cp_comm_nccl_args args = {
-        .nccl = simnccl_table(),
+        .nccl = nccl,
         .watch = &w->watch[rank],
         .id = *(const ncclUniqueId *)w->shared,
         .device = rank,
@@ -62,12 +62,78 @@ static inline enum cp_code gpus_join(struct world *w, int rank,
     return cp_comm_nccl_create(&args, &parts->comm);
 }
 
+static inline enum cp_code gpus_join(struct world *w, int rank,
+                                     struct cp_context_parts *parts)
+{
+    return gpus_join_by(simnccl_table(), w, rank, parts);
+}
+
 static inline void gpus_leave(struct world *w, int rank)
 {
     struct gpu *gpu = w->own[rank];
     cp_device_cuda_destroy(&gpu->device);
     CHECK_EQ_I64(cudaStreamDestroy(gpu->stream), cudaSuccess);
     free(gpu);
+}
+
+/* The bytes that a view reaches, from the lowest. */
+static inline char *extent_of(const struct cp_view *view, size_t *bytes)
+{
+    int64_t low = 0, high = cp_dtype_bytes(view->dtype);
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        int64_t reach = (view->n[axis] - 1) * view->stride[axis];
+        low += reach < 0 ? reach : 0;
+        high += reach > 0 ? reach : 0;
+    }
+    *bytes = cp_view_count(view) > 0 ? (size_t)(high - low) : 0;
+    return view->data + low;
+}
+
+static inline struct cp_stream *gpus_take(struct world *w, int rank,
+                                          struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        void *copy = NULL;
+        if (tensors[role].data == NULL) {
+            continue;
+        }
+        char *low = extent_of(&tensors[role], &bytes);
+        CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
+        CHECK_EQ_I64(
+            cudaMemcpyAsync(copy, low, bytes, cudaMemcpyHostToDevice, gpu->stream),
+            cudaSuccess);
+        tensors[role].data = (char *)copy + (tensors[role].data - low);
+    }
+    return (struct cp_stream *)gpu->stream;
+}
+
+static inline void gpus_give(struct world *w, int rank,
+                             const struct cp_view host[CP_TENSORS],
+                             const struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = extent_of(&host[role], &bytes);
+            CHECK_EQ_I64(cudaMemcpyAsync(low,
+                                         tensors[role].data - (host[role].data - low),
+                                         bytes, cudaMemcpyDeviceToHost, gpu->stream),
+                         cudaSuccess);
+        }
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = extent_of(&host[role], &bytes);
+            CHECK_EQ_I64(cudaFree(tensors[role].data - (host[role].data - low)),
+                         cudaSuccess);
+        }
+    }
 }
 
 #endif

@@ -1,0 +1,219 @@
+/* Faults planted under whole calls are found: by wrong answers, or by a violation of the
+ * stand-ins. Under ThreadSanitizer missing order is a report of its own (test_simgpu.c,
+ * test_scenes.c), so these run without it. */
+#include "gpus.h"
+#include "scene.h"
+
+enum { TRIES = 40, ROOM = 256 };
+
+/* Of all ranks: tables with one entry changed, and what the sound one is. */
+static struct cp_device_ops odd_device;
+static struct cp_comm_ops odd_comm;
+static struct cp_nccl odd_nccl;
+static enum cp_code (*sound_await)(struct cp_device *device, struct cp_stream *stream,
+                                   int event);
+static enum cp_code (*sound_post)(struct cp_comm *comm, const struct cp_xfer *xfers,
+                                  int count, struct cp_stream *stream,
+                                  uint64_t *ticket);
+
+/* ---- the faults ---- */
+
+static bool is_lane(struct cp_device *device, const struct cp_stream *stream)
+{
+    bool found = false;
+    for (int lane = 0; lane < CP_DEVICE_LANES; lane++) {
+        found = found || device->ops->lane(device, lane) == stream;
+    }
+    return found;
+}
+
+/* What computes does not wait for what has been received. */
+static enum cp_code await_on_lanes_only(struct cp_device *device,
+                                        struct cp_stream *stream, int event)
+{
+    return is_lane(device, stream) ? sound_await(device, stream, event) : CP_OK;
+}
+
+/* What moves data waits for the caller's inputs, but not for whoever still reads the
+ * place that it fills. */
+static enum cp_code await_the_caller_only(struct cp_device *device,
+                                          struct cp_stream *stream, int event)
+{
+    return is_lane(device, stream) && event != CP_DEVICE_EVENT_CALL
+               ? CP_OK
+               : sound_await(device, stream, event);
+}
+
+/* The first two sends of a batch that are as long carry each other's bytes. */
+static enum cp_code post_swapped(struct cp_comm *comm, const struct cp_xfer *xfers,
+                                 int count, struct cp_stream *stream, uint64_t *ticket)
+{
+    struct cp_xfer odd[ROOM];
+    int first = -1;
+    bool is_swapped = false;
+    if (count > ROOM) {
+        abort();
+    }
+    memcpy(odd, xfers, (size_t)count * sizeof *odd);
+    for (int i = 0; i < count && !is_swapped; i++) {
+        if (!odd[i].is_send || odd[i].bytes == 0) {
+            continue;
+        }
+        if (first >= 0 && odd[first].bytes == odd[i].bytes) {
+            void *data = odd[first].data;
+            odd[first].data = odd[i].data;
+            odd[i].data = data;
+            is_swapped = true;
+        }
+        first = first < 0 ? i : first;
+    }
+    return sound_post(comm, odd, count, stream, ticket);
+}
+
+static ncclResult_t leave_open(void)
+{
+    return ncclSuccess;
+}
+
+/* ---- where they are planted ---- */
+
+static void plant_await(struct gpu *gpu,
+                        enum cp_code (*await)(struct cp_device *device,
+                                              struct cp_stream *stream, int event))
+{
+    odd_device = *gpu->device->ops; /* the same on all ranks */
+    sound_await = odd_device.await;
+    odd_device.await = await;
+    gpu->device->ops = &odd_device;
+}
+
+static enum cp_code join_unordered(struct world *w, int rank,
+                                   struct cp_context_parts *parts)
+{
+    enum cp_code code = gpus_join(w, rank, parts);
+    plant_await(w->own[rank], await_on_lanes_only);
+    return code;
+}
+
+static enum cp_code join_overtaking(struct world *w, int rank,
+                                    struct cp_context_parts *parts)
+{
+    enum cp_code code = gpus_join(w, rank, parts);
+    plant_await(w->own[rank], await_the_caller_only);
+    return code;
+}
+
+static enum cp_code join_swapping(struct world *w, int rank,
+                                  struct cp_context_parts *parts)
+{
+    enum cp_code code = gpus_join(w, rank, parts);
+    odd_comm = *parts->comm->ops;
+    sound_post = odd_comm.post;
+    odd_comm.post = post_swapped;
+    parts->comm->ops = &odd_comm;
+    return code;
+}
+
+static enum cp_code join_open(struct world *w, int rank, struct cp_context_parts *parts)
+{
+    return gpus_join_by(&odd_nccl, w, rank, parts);
+}
+
+/* ---- are they found? ---- */
+
+static void play(int rank, void *arg)
+{
+    struct world *w = arg;
+    static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    for (int turn = 0; turn < 4; turn++) { /* places in the workspace are used again */
+        (void)world_call(w, rank, &w->scenes[turn % 2], ops[turn / 2]);
+    }
+}
+
+static bool is_right(struct world *w)
+{
+    bool is_right = true;
+    for (int i = 0; i < 2; i++) {
+        is_right = is_right && scene_judge(&w->scenes[i], CP_OP_ATTENTION) &&
+                   scene_judge(&w->scenes[i], CP_OP_ATTENTION_BACKWARD);
+    }
+    return is_right;
+}
+
+static bool is_found(const struct world_transport *transport, int ring, int ulysses,
+                     uint64_t seed)
+{
+    struct world w;
+    world_open(&w, ring, ulysses, transport, CP_EVEN, 0);
+    simgpu_keep_violations(true);
+    simgpu_seed(seed);
+    for (int i = 0; i < 2; i++) {
+        do {
+            scene_destroy(&w.scenes[i]);
+            scene_create(&w.scenes[i], seed++, ring, ulysses);
+        } while (w.scenes[i].variant != CP_EVEN || w.scenes[i].is_replicated ||
+                 w.scenes[i].rows[0] < 2);
+        scene_poison(&w.scenes[i], CP_OP_ATTENTION);
+        scene_poison(&w.scenes[i], CP_OP_ATTENTION_BACKWARD);
+    }
+    ranks_as_threads(w.size, play, &w);
+    bool found = !is_right(&w) || simgpu_violations() > 0;
+    for (int i = 0; i < 2; i++) {
+        scene_destroy(&w.scenes[i]);
+    }
+    world_close(&w);
+    simgpu_keep_violations(false);
+    return found;
+}
+
+/* The same layouts without a fault are right, and with it they are not, at the latest
+ * after some tries: what has no order may come in the right one. */
+static void check_found(enum cp_code (*join)(struct world *w, int rank,
+                                             struct cp_context_parts *parts),
+                        int ring, int ulysses)
+{
+    struct world_transport transport = {
+        .name = "a planted fault",
+        .open = gpus_open,
+        .close = gpus_close,
+        .join = gpus_join,
+        .leave = gpus_leave,
+        .take = gpus_take,
+        .give = gpus_give,
+    };
+    if (TEST_UNDER_TSAN) {
+        TEST_SKIP("ThreadSanitizer would report the race itself");
+    }
+    CHECK(!is_found(&transport, ring, ulysses, test_seed));
+    transport.join = join;
+    bool found = false;
+    for (int i = 0; i < TRIES && !found; i++) {
+        found = is_found(&transport, ring, ulysses, test_seed + (uint64_t)i * 100);
+    }
+    CHECK(found);
+}
+
+TEST(a_missing_event_is_found)
+{
+    check_found(join_unordered, 3, 1);
+    check_found(join_unordered, 1, 3);
+}
+
+TEST(a_place_filled_too_early_is_found)
+{
+    check_found(join_overtaking, 4, 1);
+    check_found(join_overtaking, 1, 2);
+}
+
+TEST(a_swapped_send_is_found)
+{
+    check_found(join_swapping, 2, 1);
+    check_found(join_swapping, 2, 2);
+}
+
+TEST(a_group_left_open_is_found)
+{
+    odd_nccl = *simnccl_table();
+    odd_nccl.group_end = leave_open;
+    check_found(join_open, 2, 1);
+}
