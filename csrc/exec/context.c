@@ -466,7 +466,8 @@ static enum cp_code execute(struct cp_context *context,
 
 /* ---- the first call on the accelerator ---- */
 
-/* All ranks' offers, by a gather on the host. */
+/* All ranks' offers, by a gather on the host. `offers` NULL: there was no memory for them.
+ */
 static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers)
 {
     const int dim = 0;
@@ -483,8 +484,9 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.call.extent[1] = sizeof own;
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
-    if (context->accelerator->offer(context->ordinal, context->rank, &own) != CP_OK) {
-        record.status = *cp_last_error();
+    if (offers == NULL ||
+        context->accelerator->offer(context->ordinal, context->rank, &own) != CP_OK) {
+        record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
     struct cp_view rows = {.dtype = CP_DTYPE_UINT8,
@@ -504,9 +506,9 @@ static enum cp_code connect(struct cp_context *context)
     struct cp_device *device = NULL;
     struct cp_comm *comm = NULL;
     void *offers = NULL;
-    CP_TRY(cp_mem_create((size_t)context->world * sizeof(struct cp_offer), "offers",
-                         &offers));
-    enum cp_code code = exchange_offers(context, offers);
+    bool has_room = cp_mem_create((size_t)context->world * sizeof(struct cp_offer),
+                                  "offers", &offers) == CP_OK;
+    enum cp_code code = exchange_offers(context, has_room ? offers : NULL);
     context->call = NULL;
     if (code == CP_OK) {
         struct cp_connect_args args = {

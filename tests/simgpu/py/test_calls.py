@@ -36,11 +36,11 @@ def gpus():
     LIB.simgpu_set_device_count(6)
     opened = []
 
+    sim.Fast.streams = [sim.Stream(device) for device in range(6)]
+
     def start(**config):
-        ranks = Ranks(world_of(config), **config)
-        opened.append(ranks)
-        sim.Fast.streams = [sim.Stream(device) for device in range(6)]
-        return ranks
+        opened.append(Ranks(world_of(config), **config))
+        return opened[-1]
 
     yield start
     for ranks in opened:
@@ -224,6 +224,28 @@ def test_a_device_that_fails(gpus, function):
         works(ranks, sim.Array)
     else:
         refused(ranks, sim.Array, _C.CommError, "broken")
+
+
+def test_memory_that_runs_out_in_the_first_call(gpus):
+    """At any allocation of any rank: all raise, nobody waits; what is refused before the ranks connect can go on."""
+    outcomes = set()
+    for count in range(300):
+        ranks = gpus(ring_degree=2, timeout=20)
+        _C._mem_fail_after(count)
+        caught = ranks.errors(attend(ranks, sim.Fast))
+        _C._mem_fail_after(-1)
+        assert all(caught) or not any(caught), (count, caught)
+        if not any(caught):
+            break
+        assert all(isinstance(e, (MemoryError, _C.CommError)) for e in caught), (count, caught)
+        assert all("cannot allocate" in str(e) for e in caught), (count, caught)
+        is_broken = "broken" in str(ranks.errors(attend(ranks, sim.Fast))[0])
+        outcomes.add(is_broken)
+        if not is_broken:
+            works(ranks, sim.Fast)
+        ranks.close()
+    assert outcomes == {True, False}, outcomes
+    assert count < 299
 
 
 def test_a_transfer_that_fails(gpus):
