@@ -49,9 +49,9 @@ OLDEST_CUDA = (12, 8)  # the first that knows sm_100 and sm_120
 
 def find_nvcc():
     """Return the path of nvcc, or why there is none that will do."""
-    places = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    found = [shutil.which("nvcc", path=os.path.join(place, "bin")) for place in places if place]
-    nvcc = next(filter(None, (found[0] if os.environ.get("CUDA_HOME") else None, shutil.which("nvcc"), *found)), None)
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    places = [*(os.path.join(home, "bin") for home in homes if home), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(places))
     if nvcc is None:
         return None, "no nvcc in CUDA_HOME, PATH or /usr/local/cuda"
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
