@@ -24,6 +24,7 @@ TESTED_ELSEWHERE = {
     "write_two_sided_backward": "test_verify and test_run",
     "meet_fork": "test_meet",
     "meet_wire": "test_meet",
+    "side": "test_context, tests/simgpu: memory that is lent",
     "join": "tests/py: processes that meet",
     "kernel_cpu": "test_kernel walks its list",
     "attend_generic": "test_kernel walks all kernels",

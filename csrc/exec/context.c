@@ -10,19 +10,9 @@
 #include "base/checked.h"
 #include "base/mem.h"
 #include "exec/plan_cache.h"
+#include "exec/side.h"
 #include "kernel/kernel.h"
 #include "plan/agree.h"
-
-/* Where calls are computed. */
-struct side {
-    struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
-    struct cp_device *device;
-    struct cp_kernel_list kernels;
-    void *workspace; /* owned, by the device or by `loan` */
-    void *loan;      /* owned; of the lender whose `give_back` this is, or NULL */
-    void (*give_back)(void *loan);
-    struct cp_context_memory memory;
-};
 
 enum { SIDES = CP_ON_ACCELERATOR + 1 };
 
@@ -30,17 +20,15 @@ struct cp_context {
     struct cp_context_config config;
     struct cp_gate gate;
     int rank, world;
-    struct side sides[SIDES];                 /* by enum cp_place_kind */
+    struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
-    struct cp_lender lender;                  /* of memory on its device */
-    int ordinal;                              /* of its device */
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
     void *parts;
     struct cp_record *records; /* (world), owned: of the call under way */
     struct cp_plan_cache plans;
     struct cp_plan_entry *call; /* begun, not executed; NULL: none */
-    struct side *side;          /* of the call begun last */
+    struct cp_side *side;       /* of the call begun last */
     struct cp_xfer *xfers;      /* owned */
     int xfer_room;
     bool is_own_error;
@@ -79,7 +67,7 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context->rank = comm->rank;
     context->world = comm->world;
     context->sides[CP_ON_HOST] =
-        (struct side){.device = parts->device, .kernels = parts->kernels};
+        (struct cp_side){.device = parts->device, .kernels = parts->kernels};
     context->side = &context->sides[CP_ON_HOST];
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
@@ -103,12 +91,12 @@ enum cp_code cp_context_use(struct cp_context *context,
                             const struct cp_accelerator *accelerator, int ordinal,
                             const struct cp_lender *lender)
 {
-    struct side *side = &context->sides[CP_ON_ACCELERATOR];
-    if (side->comm != NULL && context->ordinal != ordinal) {
+    struct cp_side *side = &context->sides[CP_ON_ACCELERATOR];
+    if (side->comm != NULL && side->ordinal != ordinal) {
         return cp_fail(CP_ERR_VALUE,
                        "this rank is connected by its device %d; a context works on "
                        "one device",
-                       context->ordinal);
+                       side->ordinal);
     }
     if (context->accelerator == NULL) {
         CP_TRY(check_abi("accelerator", accelerator->name, accelerator->abi,
@@ -118,33 +106,10 @@ enum cp_code cp_context_use(struct cp_context *context,
     }
     if (side->comm == NULL) {
         CP_TRY(accelerator->check(ordinal));
-        context->ordinal = ordinal;
+        side->ordinal = ordinal;
     }
-    context->lender = *lender;
+    side->lender = *lender;
     return CP_OK;
-}
-
-/* A framework may have another use for the memory at once, so the work of the last call on
- * it has to be over. */
-static void free_workspace(struct side *side)
-{
-    if (side->loan != NULL) {
-        (void)side->device->ops->wait(side->device, CP_DEVICE_EVENT_CALL);
-        side->give_back(side->loan);
-        side->loan = NULL;
-        side->workspace = NULL;
-    }
-    if (side->device != NULL) {
-        side->device->ops->free(side->device, &side->workspace);
-    }
-}
-
-static void close_side(struct side *side)
-{
-    if (side->comm != NULL) {
-        side->comm->ops->close(&side->comm);
-    }
-    free_workspace(side);
 }
 
 void cp_context_destroy(struct cp_context **context)
@@ -153,11 +118,11 @@ void cp_context_destroy(struct cp_context **context)
     if (c == NULL) {
         return;
     }
-    close_side(&c->sides[CP_ON_ACCELERATOR]);
+    cp_side_close(&c->sides[CP_ON_ACCELERATOR]);
     if (c->sides[CP_ON_ACCELERATOR].device != NULL) {
         c->accelerator->close(&c->sides[CP_ON_ACCELERATOR].device);
     }
-    close_side(&c->sides[CP_ON_HOST]);
+    cp_side_close(&c->sides[CP_ON_HOST]);
     if (c->close_parts != NULL) {
         c->close_parts(c->parts);
     }
@@ -271,28 +236,6 @@ static enum cp_code make_entry(const struct cp_context *context,
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 
-static enum cp_code grow_workspace(struct cp_context *context, size_t bytes)
-{
-    static const char what[] = "the workspace";
-    struct side *side = context->side;
-    struct cp_device *device = side->device;
-    const struct cp_lender *lender = &context->lender;
-    bool is_lent = side == &context->sides[CP_ON_ACCELERATOR] && lender->lend != NULL;
-    void *bigger = NULL;
-    void *loan = NULL;
-    if (bytes <= side->memory.workspace_bytes) {
-        return CP_OK;
-    }
-    CP_TRY(is_lent ? lender->lend(lender, context->ordinal, bytes, what, &bigger, &loan)
-                   : device->ops->alloc(device, bytes, what, &bigger));
-    free_workspace(side);
-    side->workspace = bigger;
-    side->loan = loan;
-    side->give_back = lender->give_back;
-    side->memory.workspace_bytes = bytes;
-    return CP_OK;
-}
-
 static enum cp_code grow_messages(struct cp_context *context, int count)
 {
     void *bigger = NULL;
@@ -310,23 +253,17 @@ static enum cp_code grow_messages(struct cp_context *context, int count)
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
-    struct side *side = context->side;
-    CP_TRY(grow_workspace(context, (size_t)cp_run_workspace_bytes(schedule)));
     CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
-    size_t window_bytes = (size_t)schedule->window_bytes;
-    if (window_bytes > side->memory.window_bytes) {
-        CP_TRY(side->comm->ops->reserve(side->comm, window_bytes));
-        side->memory.window_bytes = window_bytes;
-    }
-    return CP_OK;
+    return cp_side_reserve(context->side, (size_t)cp_run_workspace_bytes(schedule),
+                           (size_t)schedule->window_bytes);
 }
 
 struct cp_context_memory cp_context_memory(const struct cp_context *context)
 {
     struct cp_context_memory memory = {0, 0};
     for (int place = 0; place < SIDES; place++) {
-        memory.workspace_bytes += context->sides[place].memory.workspace_bytes;
-        memory.window_bytes += context->sides[place].memory.window_bytes;
+        memory.workspace_bytes += context->sides[place].workspace_bytes;
+        memory.window_bytes += context->sides[place].window_bytes;
     }
     return memory;
 }
@@ -417,40 +354,27 @@ static enum cp_code begin(struct cp_context *context, const struct cp_record *mi
 
 /* ---- the steps of execute ---- */
 
-static enum cp_code enter(struct cp_device *device, int *before)
-{
-    return device->ops->enter != NULL ? device->ops->enter(device, before) : CP_OK;
-}
-
-/* `code`: of what was done in between, which goes before. */
-static enum cp_code leave(struct cp_device *device, int before, enum cp_code code)
-{
-    enum cp_code left =
-        device->ops->leave != NULL ? device->ops->leave(device, before) : CP_OK;
-    return code != CP_OK ? code : left;
-}
-
 static enum cp_code run_call(struct cp_context *context,
                              const struct cp_view tensors[CP_TENSORS],
                              struct cp_stream *stream)
 {
     const struct cp_schedule *schedule = context->call->schedule;
-    struct cp_device *device = context->side->device;
+    struct cp_side *side = context->side;
     struct cp_run run;
     int before = 0;
     struct cp_run_env env = {
-        .comm = context->side->comm,
-        .device = device,
+        .comm = side->comm,
+        .device = side->device,
         .kernel = context->call->kernel,
-        .scratch = context->side->workspace,
+        .scratch = side->workspace,
         .recorder = recorder_of(context),
         .stream = stream,
         .seq = context->gate.seq,
         .operation = context->operation,
     };
     cp_run_init(&run, &env, schedule, tensors, context->xfers);
-    CP_TRY(enter(device, &before));
-    return leave(device, before, cp_run_finish(&run, context->config.timeout));
+    CP_TRY(cp_side_enter(side, &before));
+    return cp_side_leave(side, before, cp_run_finish(&run, context->config.timeout));
 }
 
 static enum cp_code execute(struct cp_context *context,
@@ -471,6 +395,7 @@ static enum cp_code execute(struct cp_context *context,
 static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers)
 {
     const int dim = 0;
+    const int ordinal = context->sides[CP_ON_ACCELERATOR].ordinal;
     struct cp_offer own;
     struct cp_view tensors[CP_TENSORS];
     struct cp_record record;
@@ -485,7 +410,7 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
     if (offers == NULL ||
-        context->accelerator->offer(context->ordinal, context->rank, &own) != CP_OK) {
+        context->accelerator->offer(ordinal, context->rank, &own) != CP_OK) {
         record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
@@ -502,7 +427,7 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
 
 static enum cp_code connect(struct cp_context *context)
 {
-    struct side *side = &context->sides[CP_ON_ACCELERATOR];
+    struct cp_side *side = &context->sides[CP_ON_ACCELERATOR];
     struct cp_device *device = NULL;
     struct cp_comm *comm = NULL;
     void *offers = NULL;
@@ -512,7 +437,7 @@ static enum cp_code connect(struct cp_context *context)
     context->call = NULL;
     if (code == CP_OK) {
         struct cp_connect_args args = {
-            .ordinal = context->ordinal,
+            .ordinal = side->ordinal,
             .offers = offers,
             .watch = context->gate.watch,
             .timeout = context->config.timeout,
@@ -597,10 +522,11 @@ enum cp_code cp_context_execute(struct cp_context *context,
 enum cp_code cp_context_copy(struct cp_context *context, const struct cp_view *dst,
                              const struct cp_view *src, struct cp_stream *stream)
 {
-    struct cp_device *device = context->side->device;
+    struct cp_side *side = context->side;
     int before = 0;
-    CP_TRY(enter(device, &before));
-    return leave(device, before, device->ops->copy(device, dst, src, stream));
+    CP_TRY(cp_side_enter(side, &before));
+    return cp_side_leave(side, before,
+                         side->device->ops->copy(side->device, dst, src, stream));
 }
 
 void cp_context_abandon(struct cp_context *context)

@@ -1,0 +1,33 @@
+/* Where a context's calls are computed: the host, or an accelerator's device. */
+#ifndef CP_EXEC_SIDE_H
+#define CP_EXEC_SIDE_H
+
+#include "exec/accelerator.h"
+
+struct cp_side {
+    struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
+    struct cp_device *device;
+    struct cp_kernel_list kernels;
+    struct cp_lender lender; /* of the next workspace; all zero: the device itself */
+    int ordinal;             /* the device's, for the lender */
+    void *workspace;         /* owned, by the device or by `loan` */
+    void *loan;              /* owned; given back by `give_back`; NULL: none */
+    void (*give_back)(void *loan);
+    size_t workspace_bytes; /* private */
+    size_t window_bytes;    /* what others may read */
+};
+
+/* Room for a call. CP_ERR_NO_MEMORY leaves what there was. */
+CP_NODISCARD enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
+                                          size_t window_bytes);
+
+/* Closes the communicator, then frees the workspace; the device stays. */
+void cp_side_close(struct cp_side *side);
+
+/* The device becomes the thread's current one, and the one from before again. `code`: of
+ * what was done in between, which goes before. */
+CP_NODISCARD enum cp_code cp_side_enter(struct cp_side *side, int *before);
+CP_NODISCARD enum cp_code cp_side_leave(struct cp_side *side, int before,
+                                        enum cp_code code);
+
+#endif
