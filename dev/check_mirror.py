@@ -22,6 +22,8 @@ TESTED_ELSEWHERE = {
     "write_two_sided_forward": "test_verify and test_run",
     "write_two_sided_backward": "test_verify and test_run",
     "meet_fork": "test_meet",
+    "meet_guests": "test_meet and test_meet_hosts",
+    "meet_until": "test_meet and test_meet_hosts",
     "meet_wire": "test_meet",
     "join": "tests/py: processes that meet",
     "kernel_cpu": "test_kernel walks its list",
