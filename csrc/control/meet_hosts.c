@@ -151,7 +151,7 @@ static bool greet(const struct gathering *g, int fd, int to, enum cp_line line,
                   const struct cp_hello *hello)
 {
     struct greeting greeting = {.message = cp_wire_message_to(&g->self, to, hello),
-                                .line = line,
+                                .line = (int32_t)line,
                                 .port = g->port};
     return send_whole(fd, &greeting, sizeof greeting);
 }

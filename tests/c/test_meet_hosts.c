@@ -513,8 +513,9 @@ TEST(death_is_seen_even_with_a_living_child)
     }
     cp_hosts_close(&scene.hosts[1]);
     for (int line = 0; line < CP_LINES; line++) {
-        struct pollfd poller = {.fd = cp_hosts_line(scene.hosts[0], line)[1],
-                                .events = POLLIN};
+        struct pollfd poller = {
+            .fd = cp_hosts_line(scene.hosts[0], (enum cp_line)line)[1],
+            .events = POLLIN};
         char byte;
         CHECK_EQ_I64(poll(&poller, 1, 1000), 1);
         CHECK_EQ_I64(recv(poller.fd, &byte, 1, 0), 0);
