@@ -26,6 +26,8 @@ TESTED_ELSEWHERE = {
     "meet_until": "test_meet and test_meet_hosts",
     "meet_wire": "test_meet",
     "join": "tests/py: processes that meet",
+    "ground_host": "tests/py: processes that meet",
+    "ground_hosts": "test_hosts.py: processes of two hosts that meet",
     "kernel_cpu": "test_kernel walks its list",
     "attend_generic": "test_kernel walks all kernels",
     "attend": "test_kernel walks all kernels",

@@ -181,14 +181,17 @@ static enum cp_code listen_anywhere(struct gathering *g)
     return CP_OK;
 }
 
-static enum cp_code open_listener(struct gathering *g)
+/* Rank 0's is there already, and the caller's: it stays open behind this one. */
+static enum cp_code open_listener(struct gathering *g, int given)
 {
     union address name;
     socklen_t size = sizeof name;
     enum cp_code code = CP_OK;
     cp_fork_lock();
-    if (g->hosts->listener < 0) {
+    if (given < 0) {
         code = listen_anywhere(g);
+    } else {
+        g->hosts->listener = fcntl(given, F_DUPFD_CLOEXEC, 0);
     }
     if (code == CP_OK && (!prepare(g->hosts->listener) ||
                           getsockname(g->hosts->listener, &name.any, &size) != 0)) {
@@ -552,10 +555,8 @@ enum cp_code cp_meet_hosts(const struct cp_meet_args *args, const struct cp_root
     enum cp_code code = CP_OK;
     struct cp_hosts *hosts = NULL;
     struct room *room = NULL;
-    int listener = root->listener;
     if (args->world < 1 || args->rank < 0 || args->rank >= args->world ||
-        (args->rank == 0) != (listener >= 0)) {
-        cp_wire_close(&listener);
+        (args->rank == 0) != (root->listener >= 0)) {
         return cp_fail(CP_ERR_VALUE, "rank %d of %d cannot be", args->rank,
                        args->world);
     }
@@ -572,12 +573,10 @@ enum cp_code cp_meet_hosts(const struct cp_meet_args *args, const struct cp_root
                                .rank = args->rank,
                                .world = args->world};
     hosts->hello[args->rank] = args->hello;
-    hosts->listener = listener;
-    listener = -1;
     CP_TRY_GOTO(code, parse_root(root, &g->root), done);
     g->peer[0].where = g->root;
     g->peer[0].has_come = true;
-    CP_TRY_GOTO(code, open_listener(g), done);
+    CP_TRY_GOTO(code, open_listener(g, root->listener), done);
     CP_TRY_GOTO(code, cp_meet_until(&kind, g, args, room->pollers), done);
     cp_fork_lock();
     cp_guests_drop_all(&hosts->guests);
@@ -586,7 +585,6 @@ enum cp_code cp_meet_hosts(const struct cp_meet_args *args, const struct cp_root
     *out = hosts;
     hosts = NULL;
 done:
-    cp_wire_close(&listener);
     cp_hosts_close(&hosts);
     cp_mem_destroy(&room);
     return code;

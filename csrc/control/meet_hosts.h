@@ -25,7 +25,7 @@ enum cp_line {
 struct cp_root {
     const char *host; /* a number: "10.0.0.1", "fd00::1" */
     const char *port;
-    int listener; /* on rank 0: a socket that listens there, taken; elsewhere -1 */
+    int listener; /* on rank 0: a socket that listens there, borrowed; elsewhere -1 */
 };
 
 /* The outcome. Its connections are non-blocking, carry nothing yet, and are closed in a
