@@ -201,6 +201,15 @@ static void hear(struct cp_replica *replica, int rank)
     }
 }
 
+static void hear_all(struct cp_replica *replica)
+{
+    for (int rank = 0; rank < replica->world; rank++) {
+        if (rank != replica->rank && replica->pollers[rank].revents != 0) {
+            hear(replica, rank);
+        }
+    }
+}
+
 static void *listen_to_all(void *arg)
 {
     struct cp_replica *replica = arg;
@@ -211,12 +220,12 @@ static void *listen_to_all(void *arg)
     pollers[replica->rank].fd = replica->listener.wake_fd;
     while (!is_ending(replica)) {
         (void)poll(pollers, (nfds_t)replica->world, -1);
-        for (int rank = 0; rank < replica->world; rank++) {
-            if (rank != replica->rank && pollers[rank].revents != 0) {
-                hear(replica, rank);
-            }
-        }
+        hear_all(replica);
     }
+    /* A connection that is closed with something unread is torn down instead, and may
+     * take with it what was sent last. */
+    (void)poll(pollers, (nfds_t)replica->world, 0);
+    hear_all(replica);
     return NULL;
 }
 
