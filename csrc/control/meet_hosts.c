@@ -93,6 +93,19 @@ static in_port_t *port_of(union address *address)
                                               : &address->v4.sin_port;
 }
 
+enum { ADDRESS_TEXT = 80 };
+
+/* "10.0.0.1 port 29501" */
+static const char *print_address(const union address *address, char text[ADDRESS_TEXT])
+{
+    char host[64] = "?", port[8] = "?";
+    (void)getnameinfo(&address->any, size_of(address), host, sizeof host, port,
+                      sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    text[0] = '\0';
+    cp_text_append(text, ADDRESS_TEXT, "%s port %s", host, port);
+    return text;
+}
+
 static bool is_loopback(const union address *address)
 {
     return address->any.sa_family == AF_INET6
@@ -431,19 +444,27 @@ static nfds_t poll_all(const void *arg, struct pollfd *pollers, int64_t *until_n
     return count;
 }
 
-/* The ranks that have not come, or, where all have, those to which there is no line. A
+static bool is_here(const struct gathering *g, int rank)
+{
+    return rank == 0 ? g->peer[0].is_met[CP_LINE_CONTROL] : g->peer[rank].has_come;
+}
+
+/* The ranks that have not come, or, where all have, those to which a line is missing. A
  * rank that cannot reach rank 0 knows of nobody else. */
 static int list_missing(const struct gathering *g, bool have_all_come, char *text,
                         size_t size)
 {
-    bool is_blind = g->self.rank > 0 && !g->peer[0].is_met[CP_LINE_CONTROL];
+    bool is_blind = g->self.rank > 0 && !is_here(g, 0);
     int missing = 0;
     for (int rank = 0; rank < (is_blind ? 1 : g->self.world); rank++) {
-        bool is_here = have_all_come || rank == 0 ? is_met(g, rank) && !is_blind
-                                                  : g->peer[rank].has_come;
-        if (rank != g->self.rank && !is_here) {
+        if (rank != g->self.rank &&
+            !(have_all_come ? is_met(g, rank) : is_here(g, rank))) {
+            char at[ADDRESS_TEXT];
+            bool is_tried = have_all_come && rank < g->self.rank;
             missing++;
-            cp_text_append(text, size, "%s%d", missing > 1 ? ", " : "", rank);
+            cp_text_append(text, size, "%s%d%s%s", missing > 1 ? ", " : "", rank,
+                           is_tried ? " at " : "",
+                           is_tried ? print_address(&g->peer[rank].where, at) : "");
         }
     }
     return missing;
@@ -452,7 +473,7 @@ static int list_missing(const struct gathering *g, bool have_all_come, char *tex
 static enum cp_code fail_late(const void *arg, const struct cp_meet_args *args)
 {
     const struct gathering *g = arg;
-    char list[160] = "";
+    char list[400] = "", at[ADDRESS_TEXT];
     bool have_all_come = g->notice_count == g->self.world - 1;
     int missing = list_missing(g, have_all_come, list, sizeof list);
     if (have_all_come) {
@@ -467,12 +488,11 @@ static enum cp_code fail_late(const void *arg, const struct cp_meet_args *args)
     return cp_fail_rank(
         CP_ERR_TIMEOUT, g->self.rank,
         "%s %s of %d did not appear to rank %d within %.1f s. Check that all processes "
-        "were started and still run, with the same user id, world size, MASTER_ADDR "
-        "and "
-        "MASTER_PORT and the same version of cp_attn, and that their hosts reach the "
-        "one of rank 0",
+        "were started and still run, with the same user id, world size, MASTER_ADDR, "
+        "MASTER_PORT and version of cp_attn, and that their hosts reach %s, where rank "
+        "0 listens",
         missing > 1 ? "ranks" : "rank", list, g->self.world, g->self.rank,
-        args->deadline.seconds);
+        args->deadline.seconds, print_address(&g->root, at));
 }
 
 static const struct cp_meet_kind kind = {

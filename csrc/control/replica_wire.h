@@ -1,6 +1,7 @@
 /* The frames that carry one rank's part of the page to another host: its records, its
  * poison, news of its flight recorder. A frame is a head, then as many bytes as the
- * head says. */
+ * head says. Who sends them has come to the meeting, and is trusted as who shares a page
+ * is: sizes are checked, contents are not. */
 #ifndef CP_CONTROL_REPLICA_WIRE_H
 #define CP_CONTROL_REPLICA_WIRE_H
 

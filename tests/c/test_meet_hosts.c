@@ -183,6 +183,8 @@ TEST(timeout_names_who_did_not_appear)
         CHECK_EQ_I64(scene.code[rank], CP_ERR_TIMEOUT);
         CHECK_STR_HAS(scene.text[rank], "ranks 1, 3 of 5 did not appear to rank");
         CHECK_STR_HAS(scene.text[rank], "within 0.3 s. Check that");
+        CHECK_STR_HAS(scene.text[rank], "reach 127.0.0.1 port ");
+        CHECK_STR_HAS(scene.text[rank], scene.port);
         CHECK(scene.took_ns[rank] < 1500000000);
     }
     close_scene(&scene);
@@ -387,8 +389,9 @@ TEST(a_rank_that_cannot_be_reached_is_named)
     ranks_as_threads(3, body_meet, &scene);
     CHECK_EQ_I64(scene.code[0], CP_OK);
     CHECK_EQ_I64(scene.code[2], CP_ERR_TIMEOUT);
-    CHECK_STR_HAS(scene.text[2], "rank 2 of 3 and rank 1 have come to the meeting, but "
-                                 "could not connect to each other within 0.5 s");
+    CHECK_STR_HAS(scene.text[2],
+                  "rank 2 of 3 and rank 1 at 127.0.0.1 port 1 have come to the "
+                  "meeting, but could not connect to each other within 0.5 s");
     for (int line = 0; line < CP_LINES; line++) {
         (void)close(fd[line]);
     }
