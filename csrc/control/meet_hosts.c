@@ -128,13 +128,25 @@ static enum cp_code parse_root(const struct cp_root *root, union address *addres
     return CP_OK;
 }
 
-/* Small messages go at once, and what a peer's kernel does not take is seen here. */
+/* Small messages go at once; what a peer's kernel does not take is seen here; and a
+ * connection that is idle for long is kept, or found to be gone. */
 static bool prepare(int fd)
 {
-    const int yes = 1;
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},    {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, 30},  /* seconds until the first question, */
+        {IPPROTO_TCP, TCP_KEEPINTVL, 10}, /* to the next, */
+        {IPPROTO_TCP, TCP_KEEPCNT, 6},    /* and how many stay without an answer */
+    };
     int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0 &&
-           setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes) == 0;
+    bool is_good = flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        is_good = is_good && setsockopt(fd, options[i].level, options[i].name,
+                                        &options[i].value, sizeof(int)) == 0;
+    }
+    return is_good;
 }
 
 /* Reads a whole message or nothing: until it is whole it stays in the socket, which

@@ -87,6 +87,12 @@ static void check_lines(const struct scene *scene)
         }
         CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
         CHECK((fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+        int idle_s = 0, no_delay = 0;
+        socklen_t size = sizeof idle_s;
+        CHECK_EQ_I64(getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, &size), 0);
+        CHECK_EQ_I64(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &no_delay, &size), 0);
+        CHECK_EQ_I64(idle_s, 30);
+        CHECK(no_delay != 0);
         CHECK_EQ_I64(send(fd, out, sizeof out, 0), sizeof out);
         int other = cp_hosts_line(scene->hosts[peer], (enum cp_line)line)[rank];
         struct pollfd poller = {.fd = other, .events = POLLIN};

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -109,6 +110,17 @@ def stopped(victim=2):
     if RANK == 0:
         os.kill(pids[victim], signal.SIGCONT)
     return result
+
+
+def cut(device):
+    """The cable between the hosts is cut: nobody closes anything, and each side misses the other."""
+    context = context_of("ring", timeout=1.5)
+    attend(context)
+    if RANK == 0:
+        time.sleep(0.3)  # all are through
+        subprocess.run(["ip", "link", "set", device, "down"], check=True)
+    time.sleep(0.6)
+    return error_of(lambda: attend(context))
 
 
 def error_at_init():

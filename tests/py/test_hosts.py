@@ -21,6 +21,11 @@ def _ip(*arguments):
     return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20)
 
 
+def _end(host):
+    """Return the name of the cable's end in a host."""
+    return host.replace("_attn_", "")
+
+
 def _connect(names, ends):
     """Return what the system says against it, or None."""
     steps = [("netns", "add", name) for name in names]
@@ -39,9 +44,9 @@ def _connect(names, ends):
 def hosts():
     """Yield the names of two namespaces."""
     word = uuid.uuid4().hex[:6]
-    names, ends = (f"cp_attn_{word}a", f"cp_attn_{word}b"), (f"cp{word}a", f"cp{word}b")
+    names = f"cp_attn_{word}a", f"cp_attn_{word}b"
     try:
-        problem = _connect(names, ends)
+        problem = _connect(names, [_end(name) for name in names])
     except FileNotFoundError:
         pytest.skip("no `ip` (iproute2) to make network namespaces with")
     try:
@@ -100,6 +105,17 @@ def test_a_rank_that_is_stopped_is_named_by_the_deadline(hosts):
         assert re.search(r"rank 2 did not come to attention, call \d+ within 1.5 s", text)
         assert re.search(r"ranks 0, 1, 3: waiting for rank 2 in attention, call \d+ \(1\.\d s\)", text)
         assert "rank 2: outside, after attention" in text
+
+
+def test_a_host_that_vanishes_is_named_by_the_deadline(hosts):
+    try:
+        ranks = run(hosts, f"cut:{_end(hosts[0])}")
+    finally:
+        _ip("-n", hosts[0], "link", "set", _end(hosts[0]), "up")
+    for line in lines(ranks, scene=f"cut:{_end(hosts[0])}"):
+        kind, text, _ = line["result"]
+        assert kind == "CommTimeout"
+        assert ("ranks 2, 3" if line["rank"] < 2 else "ranks 0, 1") + " did not come to attention" in text
 
 
 def test_strangers_at_the_port_disturb_nobody(hosts):
