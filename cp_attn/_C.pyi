@@ -71,6 +71,7 @@ class Context:
         world: int,
         key: str,
         error: BaseException | None = None,
+        root: tuple[str, str, int] | None = None,
     ) -> Context: ...
     @property
     def rank(self) -> int: ...

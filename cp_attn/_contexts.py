@@ -5,7 +5,7 @@ import os
 import threading
 from collections import Counter
 
-from . import _C, _ranks
+from . import _C, _hosts, _ranks
 
 _lock = threading.RLock()
 _contexts = {}
@@ -79,7 +79,7 @@ def init(config):
     TypeError
         `config` is no config.
     NotImplementedError
-        The ranks are on more than one host.
+        The ranks of a mesh are on several hosts, and no store of torch tells where.
     CommTimeout
         A rank did not appear.
 
@@ -99,8 +99,7 @@ def meet(config, error=None):
     """Return a new context of a config; `error` is what this rank has found wrong already, or None.
 
     Whatever one rank has found wrong, here or before, is raised on all ranks: a rank that has an error goes to the
-    meeting all the same, to tell it. Only where it cannot know whom to meet (a wrong mesh, several hosts) it raises
-    alone.
+    meeting all the same, to tell it. Only where it cannot know whom to meet (a wrong mesh) it raises alone.
     """
     if _is_fork:
         raise RuntimeError(
@@ -118,7 +117,8 @@ def meet(config, error=None):
     with _lock:
         count = _counts[place.job, frozenset(place.members)]
         _counts[place.job, frozenset(place.members)] += 1
-    return _C.Context(config, rank=place.rank, world=place.world, key=place.key(count), error=error)
+    with _hosts.meeting(place, place.key(count), config, error) as (key, root):
+        return _C.Context(config, rank=place.rank, world=place.world, key=key, error=error, root=root)
 
 
 def context_for(config):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 HOW_TO_LAUNCH = "start the script with, for example: torchrun --nproc-per-node=2 script.py"
-NO_HOSTS = "context parallelism over more than one host is not implemented"
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Place(NamedTuple):
     world: int
     members: tuple[int, ...]  # the job's ranks that form the region, in the region's order
     job: str
+    is_spread: bool  # over several hosts, as far as one can know
+    is_whole: bool  # all ranks of the job are members
 
     def key(self, count):
         """Name the meeting number `count` of these members."""
@@ -120,10 +121,7 @@ def region(job, ring, ulysses, mesh=None):
     else:
         members = _members(job.rank, ring, ulysses, *mesh)
     hosts = {m // job.local_world for m in members} if job.local_world else set(members)
-    if len(hosts) > 1:
-        where = f"{job.local_world} of {job.world} ranks are on this host" if job.local_world else "several nodes"
-        raise NotImplementedError(f"{NO_HOSTS}: {where}")
-    return Place(members.index(job.rank), len(members), members, job.key)
+    return Place(members.index(job.rank), len(members), members, job.key, len(hosts) > 1, len(members) == job.world)
 
 
 def _members(rank, ring, ulysses, names, ranks):
@@ -183,11 +181,11 @@ def _torch_job(job):
 
 
 def whole_job(environ=None):
-    """Return this process's `Place` among all ranks of its job, or None: it has no job, or one of several hosts."""
+    """Return this process's `Place` among all ranks of its job, or None: it has no job."""
     try:
         job = _torch_job(discover(os.environ if environ is None else environ, os.getppid()))
         return None if job is None else region(job, job.world, 1)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None
 
 
@@ -200,8 +198,6 @@ def place(config, environ=None):
         No launcher and no initialised torch.distributed says which rank this is.
     ValueError
         The degrees do not fit the ranks or the mesh.
-    NotImplementedError
-        The ranks are on more than one host.
     """
     job = _torch_job(discover(os.environ if environ is None else environ, os.getppid()))
     if job is None:

@@ -216,3 +216,36 @@ void cp_flight_phrase(const struct cp_flight *flight, int64_t now_ns,
     }
     *seconds = now_ns > since_ns ? (double)(now_ns - since_ns) * 1e-9 : 0.0;
 }
+
+/* ---- for other hosts ---- */
+
+void cp_flight_tell(const struct cp_flight *flight, struct cp_flight_news *news)
+{
+    memset(news, 0, sizeof *news);
+    news->count = cp_flight_count(flight);
+    /* relaxed, all: see cp_recorder_enter. */
+    news->call = atomic_load_explicit(&flight->call, memory_order_relaxed);
+    news->is_inside = atomic_load_explicit(&flight->is_inside, memory_order_relaxed);
+    news->since_ns = atomic_load_explicit(&flight->since_ns, memory_order_relaxed);
+    if (news->count > 0 && !cp_flight_read(flight, news->count - 1, &news->last)) {
+        memset(&news->last, 0, sizeof news->last);
+    }
+}
+
+void cp_flight_hear(struct cp_flight *copy, const struct cp_flight_news *news,
+                    int64_t shift_ns)
+{
+    struct cp_span last = news->last;
+    last.begin_ns += shift_ns;
+    last.end_ns += last.end_ns != 0 ? shift_ns : 0;
+    last.name[CP_FLIGHT_NAME - 1] = '\0';
+    /* relaxed, all: see cp_recorder_enter. */
+    atomic_store_explicit(&copy->since_ns, news->since_ns + shift_ns,
+                          memory_order_relaxed);
+    atomic_store_explicit(&copy->is_inside, news->is_inside, memory_order_relaxed);
+    atomic_store_explicit(&copy->call, news->call, memory_order_relaxed);
+    if (news->count > 0) {
+        atomic_store_explicit(&copy->count, news->count - 1, memory_order_relaxed);
+        write_event(copy, last.name, &last);
+    }
+}

@@ -83,4 +83,18 @@ bool cp_flight_read(const struct cp_flight *flight, uint64_t index,
 void cp_flight_phrase(const struct cp_flight *flight, int64_t now_ns,
                       char phrase[CP_FLIGHT_PHRASE], double *seconds);
 
+/* What cp_flight_phrase says of a rank, to be told to another host: its call and its
+ * last event. Plain numbers, times on the clock of the rank's own host. */
+struct cp_flight_news {
+    uint64_t count, call, is_inside; /* as in struct cp_flight */
+    int64_t since_ns;
+    struct cp_span last; /* all 0 where there is none, or it went by too fast */
+};
+
+void cp_flight_tell(const struct cp_flight *flight, struct cp_flight_news *news);
+/* Writes them into a copy of the rank's recorder, whose older events are not those of
+ * the original. `shift_ns`: this host's clock less that one's. */
+void cp_flight_hear(struct cp_flight *copy, const struct cp_flight_news *news,
+                    int64_t shift_ns);
+
 #endif

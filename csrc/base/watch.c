@@ -47,18 +47,18 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t ns)
 void cp_bell_ring(struct cp_bell *bell)
 {
     CP_POINT("bell: before sleepers");
-    /* acq_rel: pairs with the one in `sleep_on`. */
+    /* acq_rel: pairs with the one in cp_bell_sleep. */
     if (atomic_fetch_add_explicit(&bell->sleepers, 0, memory_order_acq_rel) == 0) {
         return;
     }
     CP_POINT("bell: before count");
-    /* release: pairs with the acquire in `sleep_on`. */
+    /* release: pairs with the acquire in cp_bell_sleep. */
     atomic_fetch_add_explicit(&bell->count, 1, memory_order_release);
     (void)syscall(SYS_futex, &bell->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void sleep_on(struct cp_bell *bell, const struct cp_watch *watch,
-                     const struct cp_wait *wait, int64_t ns)
+void cp_bell_sleep(struct cp_bell *bell, bool (*has_news)(const void *arg),
+                   const void *arg, int64_t ns)
 {
     /* acq_rel: pairs with the one in cp_bell_ring. */
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_acq_rel);
@@ -66,15 +66,27 @@ static void sleep_on(struct cp_bell *bell, const struct cp_watch *watch,
     /* acquire: pairs with the release in cp_bell_ring. */
     uint32_t count = atomic_load_explicit(&bell->count, memory_order_acquire);
     CP_POINT("watch: before last look");
-    /* The last look before sleeping. acquire: pairs with the release in cp_watch_poison. */
-    if (!wait->is_ready(wait->arg) &&
-        atomic_load_explicit(&watch->poison->state, memory_order_acquire) ==
-            CP_POISON_NONE) {
+    if (!has_news(arg)) {
         CP_POINT("watch: before sleep");
         futex_wait(&bell->count, count, ns);
     }
     /* relaxed: one sleeper less needs no order. */
     atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_relaxed);
+}
+
+/* Whoever waits, and for what. */
+struct waiter {
+    const struct cp_watch *watch;
+    const struct cp_wait *wait;
+};
+
+static bool is_ready_or_poisoned(const void *arg)
+{
+    const struct waiter *waiter = arg;
+    /* acquire: pairs with the release in cp_watch_poison. */
+    return waiter->wait->is_ready(waiter->wait->arg) ||
+           atomic_load_explicit(&waiter->watch->poison->state, memory_order_acquire) !=
+               CP_POISON_NONE;
 }
 
 void cp_watch_poison(struct cp_watch *watch, const struct cp_status *status)
@@ -235,6 +247,7 @@ static int first_needed(const struct cp_watch *watch, const struct cp_wait *wait
 static enum cp_code look_and_sleep(struct cp_watch *watch, const struct cp_wait *wait,
                                    struct cp_deadline deadline)
 {
+    const struct waiter waiter = {.watch = watch, .wait = wait};
     int64_t start_ns = 0, interrupt_ns = 0, report_ns = 0;
     int64_t debug_ns = (int64_t)(watch->debug_s * 1e9);
     for (;;) {
@@ -278,7 +291,8 @@ static enum cp_code look_and_sleep(struct cp_watch *watch, const struct cp_wait 
             return wait->is_ready(wait->arg) ? CP_OK : fail_late(watch, wait, deadline);
         }
         int64_t left_ns = deadline.at_ns - now_ns;
-        sleep_on(watch->bell, watch, wait, left_ns < sleep_ns ? left_ns : sleep_ns);
+        cp_bell_sleep(watch->bell, is_ready_or_poisoned, &waiter,
+                      left_ns < sleep_ns ? left_ns : sleep_ns);
     }
 }
 

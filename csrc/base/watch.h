@@ -76,6 +76,11 @@ CP_NODISCARD enum cp_code cp_watch_wait(struct cp_watch *watch,
 /* Rings: to be called after every store that another rank may wait for. */
 void cp_bell_ring(struct cp_bell *bell);
 
+/* Sleeps until somebody rings, `ns` at most; not at all where `has_news` finds
+ * something. What is stored before a ring is not slept through. */
+void cp_bell_sleep(struct cp_bell *bell, bool (*has_news)(const void *arg),
+                   const void *arg, int64_t ns);
+
 /* The first reason wins; a later one is dropped. Rings the bell. */
 void cp_watch_poison(struct cp_watch *watch, const struct cp_status *status);
 

@@ -38,16 +38,21 @@ struct cp_flight *cp_page_flights(struct cp_page *page, int world)
     return (struct cp_flight *)&page->rank[world];
 }
 
-static struct cp_record *record_at(const struct cp_gate *gate, int rank, uint64_t seq)
+static struct cp_record *record_at(struct cp_page *page, int rank, uint64_t seq)
 {
-    return &gate->page->rank[rank].record[seq % 2];
+    return &page->rank[rank].record[seq % 2];
+}
+
+bool cp_page_has(struct cp_page *page, int rank, uint64_t seq)
+{
+    /* acquire: pairs with the release in cp_page_write. */
+    return atomic_load_explicit(&record_at(page, rank, seq)->seq,
+                                memory_order_acquire) == seq;
 }
 
 static bool has_come(const struct cp_gate *gate, int rank)
 {
-    /* acquire: pairs with the release in `write_record`. */
-    return atomic_load_explicit(&record_at(gate, rank, gate->seq)->seq,
-                                memory_order_acquire) == gate->seq;
+    return cp_page_has(gate->page, rank, gate->seq);
 }
 
 static bool all_have_come(const void *arg)
@@ -79,17 +84,26 @@ static void copy_record(struct cp_record *to, const struct cp_record *from)
     }
 }
 
-static void write_record(struct cp_gate *gate, const struct cp_record *mine)
+void cp_page_write(struct cp_page *page, int rank, uint64_t seq,
+                   const struct cp_record *record)
 {
-    struct cp_record *own = record_at(gate, gate->watch->rank, gate->seq);
+    struct cp_record *place = record_at(page, rank, seq);
     CP_POINT("gate: before writing");
-    copy_record(own, mine);
+    copy_record(place, record);
     CP_POINT("gate: before seq");
-    /* release: pairs with the acquire in `has_come`. Says two things: the record is whole, and this rank has read
+    /* release: pairs with the acquire in cp_page_has. Says two things: the record is whole, and its rank has read
      * all records of the exchange before, whose places may be written again once all have said so. */
-    atomic_store_explicit(&own->seq, gate->seq, memory_order_release);
+    atomic_store_explicit(&place->seq, seq, memory_order_release);
     CP_POINT("gate: before ringing");
-    cp_bell_ring(gate->watch->bell);
+    cp_bell_ring(&page->bell);
+}
+
+void cp_page_read(struct cp_page *page, int rank, uint64_t seq,
+                  struct cp_record *record)
+{
+    copy_record(record, record_at(page, rank, seq));
+    /* relaxed: `record` is the caller's own. */
+    atomic_store_explicit(&record->seq, seq, memory_order_relaxed);
 }
 
 enum cp_code cp_gate_exchange(struct cp_gate *gate, const struct cp_record *mine,
@@ -106,14 +120,12 @@ enum cp_code cp_gate_exchange(struct cp_gate *gate, const struct cp_record *mine
      * others have given up on it. */
     CP_TRY(cp_watch_check(gate->watch));
     gate->seq++;
-    write_record(gate, mine);
+    cp_page_write(gate->page, gate->watch->rank, gate->seq, mine);
     CP_TRY(cp_watch_wait(gate->watch, &wait, deadline));
     CP_POINT("gate: before reading");
     for (int rank = 0; rank < gate->watch->world; rank++) {
         CP_POINT("gate: reading");
-        copy_record(&all[rank], record_at(gate, rank, gate->seq));
-        /* relaxed: `all` is the caller's own. */
-        atomic_store_explicit(&all[rank].seq, gate->seq, memory_order_relaxed);
+        cp_page_read(gate->page, rank, gate->seq, &all[rank]);
     }
     return CP_OK;
 }

@@ -28,6 +28,16 @@ struct cp_bell *cp_page_bell(struct cp_page *page);
 struct cp_poison *cp_page_poison(struct cp_page *page);
 struct cp_flight *cp_page_flights(struct cp_page *page, int world); /* (world) */
 
+/* A rank's record of exchange `seq`. Written by the rank itself, in a replica of the
+ * page (control/replica.h) by whoever keeps it; rings the bell. */
+void cp_page_write(struct cp_page *page, int rank, uint64_t seq,
+                   const struct cp_record *record);
+/* Is it there? */
+bool cp_page_has(struct cp_page *page, int rank, uint64_t seq);
+/* For who knows that it is there and is not written over meanwhile. */
+void cp_page_read(struct cp_page *page, int rank, uint64_t seq,
+                  struct cp_record *record);
+
 /* One rank's end. Nothing in it is owned. */
 struct cp_gate {
     struct cp_page *page;

@@ -19,8 +19,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -32,33 +30,20 @@
 #include "base/text.h"
 #include "control/gate.h"
 #include "control/meet_fork.h"
+#include "control/meet_guests.h"
+#include "control/meet_until.h"
 #include "control/meet_wire.h"
 
-enum {
-    MOST_STRANGERS =
-        64, /* accepted connections that have not said hello; the oldest goes when one more comes */
-};
-
-static const int64_t first_pause_ns =
-    200000; /* between attempts to connect; doubles up to */
-static const int64_t longest_pause_ns = 10000000;
-static const int64_t poll_ns = 50000000; /* how long an interruption may go unnoticed */
-static const int64_t stranger_ns =
-    2000000000; /* a rank says hello at once; whoever is late may come again */
 static const int64_t rebind_ns =
     300000000; /* an earlier run's process may be about to end */
+static const int64_t rebind_pause_ns = 10000000;
 
 struct peer {
     int fd;        /* -1: none yet */
     int window_fd; /* -1: not met yet */
     bool is_met;
-    int64_t retry_ns, pause_ns; /* lower ranks: when to connect again */
+    struct cp_meet_retry retry; /* lower ranks: when to connect again */
     struct cp_hello hello;
-};
-
-struct stranger {
-    int fd;
-    int64_t since_ns;
 };
 
 struct cp_meeting {
@@ -68,8 +53,7 @@ struct cp_meeting {
     struct cp_wire self;
     int listener;
     struct cp_page *page; /* mapping, owned */
-    int stranger_count;
-    struct stranger stranger[MOST_STRANGERS];
+    struct cp_guests guests;
     struct peer peer[]; /* world of them */
 };
 
@@ -77,10 +61,7 @@ static void close_all(struct cp_meeting *meeting)
 {
     cp_wire_close(&meeting->listener);
     cp_wire_close(&meeting->self.page_fd);
-    for (int i = 0; i < meeting->stranger_count; i++) {
-        cp_wire_close(&meeting->stranger[i].fd);
-    }
-    meeting->stranger_count = 0;
+    cp_guests_drop_all(&meeting->guests);
     for (int rank = 0; rank < meeting->self.world; rank++) {
         cp_wire_close(&meeting->peer[rank].fd);
         cp_wire_close(&meeting->peer[rank].window_fd);
@@ -96,15 +77,6 @@ static void clear_in_child(struct cp_fork_entry *entry)
     meeting->page = NULL;
 }
 
-static enum cp_code fail_system(int rank, const char *what)
-{
-    int error = errno;
-    char reason[64];
-    return cp_fail_rank(error == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME, rank,
-                        "rank %d cannot %s to meet the other ranks: %s", rank, what,
-                        strerror_r(error, reason, sizeof reason));
-}
-
 static enum cp_code listen_once(struct cp_meeting *meeting, bool *is_taken)
 {
     struct sockaddr_un name;
@@ -114,12 +86,12 @@ static enum cp_code listen_once(struct cp_meeting *meeting, bool *is_taken)
     cp_fork_lock();
     meeting->listener = cp_wire_open();
     if (meeting->listener < 0) {
-        code = fail_system(meeting->self.rank, "open a socket");
+        code = cp_meet_fail_system(meeting->self.rank, "open a socket");
     } else if (bind(meeting->listener, (struct sockaddr *)&name, size) != 0) {
         *is_taken = errno == EADDRINUSE;
-        code = fail_system(meeting->self.rank, "bind a socket");
-    } else if (listen(meeting->listener, meeting->self.world + MOST_STRANGERS) != 0) {
-        code = fail_system(meeting->self.rank, "listen on a socket");
+        code = cp_meet_fail_system(meeting->self.rank, "bind a socket");
+    } else if (listen(meeting->listener, meeting->self.world + CP_GUESTS_MOST) != 0) {
+        code = cp_meet_fail_system(meeting->self.rank, "listen on a socket");
     }
     if (code != CP_OK) {
         cp_wire_close(&meeting->listener);
@@ -146,7 +118,7 @@ static enum cp_code listen_as_own_rank(struct cp_meeting *meeting)
                                 "that no process of an earlier run is left",
                                 meeting->self.rank, meeting->self.world);
         }
-        struct timespec pause = {.tv_nsec = (long)longest_pause_ns};
+        struct timespec pause = {.tv_nsec = (long)rebind_pause_ns};
         (void)nanosleep(&pause, NULL);
     }
 }
@@ -156,11 +128,11 @@ static enum cp_code map_page(struct cp_meeting *meeting, int fd)
     size_t bytes = cp_page_bytes(meeting->self.world);
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) {
-        return fail_system(meeting->self.rank, "map the shared page");
+        return cp_meet_fail_system(meeting->self.rank, "map the shared page");
     }
     if (madvise(page, bytes, MADV_DONTFORK) != 0) {
-        enum cp_code code = fail_system(meeting->self.rank,
-                                        "keep the shared page out of forked children");
+        enum cp_code code = cp_meet_fail_system(
+            meeting->self.rank, "keep the shared page out of forked children");
         (void)munmap(page, bytes);
         return code;
     }
@@ -179,7 +151,7 @@ static enum cp_code create_page(struct cp_meeting *meeting)
         fallocate(meeting->self.page_fd, 0, 0, bytes) != 0 ||
         fcntl(meeting->self.page_fd, F_ADD_SEALS,
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        code = fail_system(meeting->self.rank, "create the shared page");
+        code = cp_meet_fail_system(meeting->self.rank, "create the shared page");
     } else {
         code = map_page(meeting, meeting->self.page_fd);
     }
@@ -196,39 +168,8 @@ static bool is_page(const struct cp_meeting *meeting, int fd)
            (size_t)file.st_size >= cp_page_bytes(meeting->self.world);
 }
 
-static void drop_stranger(struct cp_meeting *meeting, int index)
-{
-    cp_wire_close(&meeting->stranger[index].fd);
-    meeting->stranger_count--;
-    memmove(&meeting->stranger[index], &meeting->stranger[index + 1],
-            (size_t)(meeting->stranger_count - index) * sizeof meeting->stranger[0]);
-}
-
-static enum cp_code accept_strangers(struct cp_meeting *meeting)
-{
-    for (int i = 0; i < MOST_STRANGERS; i++) {
-        int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) {
-            if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
-                return CP_OK;
-            }
-            return fail_system(meeting->self.rank, "accept a connection");
-        }
-        if (!cp_wire_is_same_user(fd)) {
-            cp_wire_close(&fd);
-            continue;
-        }
-        if (meeting->stranger_count == MOST_STRANGERS) {
-            drop_stranger(meeting, 0);
-        }
-        meeting->stranger[meeting->stranger_count++] =
-            (struct stranger){.fd = fd, .since_ns = cp_now_ns()};
-    }
-    return CP_OK;
-}
-
-/* A higher rank's hello has come on a stranger's connection: answer it and keep both. */
-static bool admit(struct cp_meeting *meeting, struct stranger *stranger,
+/* A higher rank's hello has come on a guest's connection: answer it and keep both. */
+static bool admit(struct cp_meeting *meeting, struct cp_guest *guest,
                   const struct cp_wire_message *message, const int fds[CP_WIRE_FDS],
                   const struct cp_hello *own_hello)
 {
@@ -236,46 +177,43 @@ static bool admit(struct cp_meeting *meeting, struct stranger *stranger,
     /* Who comes twice has been started anew, if the first is gone; otherwise the second is not who it says. */
     if (message->from < meeting->self.rank ||
         (peer->is_met && !cp_wire_is_hung_up(peer->fd)) ||
-        !cp_wire_send(&meeting->self, stranger->fd, message->from, own_hello)) {
+        !cp_wire_send(&meeting->self, guest->fd, message->from, own_hello)) {
         return false;
     }
     cp_wire_close(&peer->fd);
     cp_wire_close(&peer->window_fd);
-    peer->fd = stranger->fd;
+    peer->fd = guest->fd;
     peer->window_fd = fds[0];
     peer->hello = message->hello;
     peer->is_met = true;
-    stranger->fd = -1;
+    guest->fd = -1;
     return true;
 }
 
-static void hear_strangers(struct cp_meeting *meeting, const struct cp_hello *own_hello)
+static void hear_guests(struct cp_meeting *meeting, const struct cp_hello *own_hello)
 {
-    for (int i = meeting->stranger_count - 1; i >= 0; i--) {
-        struct stranger *stranger = &meeting->stranger[i];
+    for (int i = meeting->guests.count - 1; i >= 0; i--) {
+        struct cp_guest *guest = &meeting->guests.guest[i];
         struct cp_wire_message message;
         int fds[CP_WIRE_FDS] = {-1, -1};
         enum cp_wire_reading reading =
-            cp_wire_read(&meeting->self, stranger->fd, &message, fds);
-        if (reading == CP_WIRE_NOTHING_YET &&
-            cp_now_ns() - stranger->since_ns < stranger_ns) {
+            cp_wire_read(&meeting->self, guest->fd, &message, fds);
+        if (reading == CP_WIRE_NOTHING_YET && !cp_guest_is_late(guest)) {
             continue;
         }
         if (reading == CP_WIRE_HELLO &&
-            !admit(meeting, stranger, &message, fds, own_hello)) {
+            !admit(meeting, guest, &message, fds, own_hello)) {
             cp_wire_close(&fds[0]);
             cp_wire_close(&fds[1]);
         }
-        drop_stranger(meeting, i);
+        cp_guests_drop(&meeting->guests, i);
     }
 }
 
 static void retry_later(struct peer *peer)
 {
     cp_wire_close(&peer->fd);
-    peer->retry_ns = cp_now_ns() + peer->pause_ns;
-    peer->pause_ns =
-        peer->pause_ns * 2 < longest_pause_ns ? peer->pause_ns * 2 : longest_pause_ns;
+    cp_meet_retry_later(&peer->retry);
 }
 
 static enum cp_code connect_to(struct cp_meeting *meeting, int rank,
@@ -286,7 +224,7 @@ static enum cp_code connect_to(struct cp_meeting *meeting, int rank,
     socklen_t size = cp_wire_name(&meeting->self.hash, rank, &name);
     peer->fd = cp_wire_open();
     if (peer->fd < 0) {
-        return fail_system(meeting->self.rank, "open a socket");
+        return cp_meet_fail_system(meeting->self.rank, "open a socket");
     }
     /* Whatever goes wrong (nobody listens yet, its queue is full, it ends just now) goes right a little later, or
      * the deadline says who did not come. */
@@ -331,16 +269,17 @@ static enum cp_code hear_answer(struct cp_meeting *meeting, int rank)
     return code;
 }
 
-/* Everything that can be done without waiting. */
-static enum cp_code meet_once_locked(struct cp_meeting *meeting,
-                                     const struct cp_hello *own_hello)
+static enum cp_code meet_once(void *arg, const struct cp_meet_args *args)
 {
-    CP_TRY(accept_strangers(meeting));
-    hear_strangers(meeting, own_hello);
+    struct cp_meeting *meeting = arg;
+    if (!cp_guests_accept(&meeting->guests, meeting->listener, cp_wire_is_same_user)) {
+        return cp_meet_fail_system(meeting->self.rank, "accept a connection");
+    }
+    hear_guests(meeting, &args->hello);
     for (int rank = 0; rank < meeting->self.rank; rank++) {
         struct peer *peer = &meeting->peer[rank];
-        if (!peer->is_met && peer->fd < 0 && cp_now_ns() >= peer->retry_ns) {
-            CP_TRY(connect_to(meeting, rank, own_hello));
+        if (!peer->is_met && peer->fd < 0 && cp_now_ns() >= peer->retry.at_ns) {
+            CP_TRY(connect_to(meeting, rank, &args->hello));
         }
         if (!peer->is_met && peer->fd >= 0) {
             CP_TRY(hear_answer(meeting, rank));
@@ -358,9 +297,14 @@ static int count_missing(const struct cp_meeting *meeting)
     return missing;
 }
 
-static enum cp_code fail_late(const struct cp_meeting *meeting,
-                              struct cp_deadline deadline)
+static bool is_complete(const void *arg)
 {
+    return count_missing(arg) == 0;
+}
+
+static enum cp_code fail_late(const void *arg, const struct cp_meet_args *args)
+{
+    const struct cp_meeting *meeting = arg;
     char list[160] = "";
     int missing = count_missing(meeting);
     for (int rank = 0; rank < meeting->self.world; rank++) {
@@ -376,22 +320,14 @@ static enum cp_code fail_late(const struct cp_meeting *meeting,
         "and still run, on this host and as the same user, with the same world size, "
         "MASTER_ADDR and MASTER_PORT (or job id), and the same version of cp_attn",
         missing > 1 ? "ranks" : "rank", list, meeting->self.world, meeting->self.rank,
-        deadline.seconds);
+        args->deadline.seconds);
 }
 
-/* Sleeps until something may have changed. `pollers` has room for all. */
-static void wait_for_news(const struct cp_meeting *meeting, struct pollfd *pollers,
-                          struct cp_deadline deadline)
+static nfds_t poll_all(const void *arg, struct pollfd *pollers, int64_t *until_ns)
 {
-    nfds_t count = 0;
-    int64_t now_ns = cp_now_ns();
-    int64_t until_ns =
-        now_ns + poll_ns < deadline.at_ns ? now_ns + poll_ns : deadline.at_ns;
+    const struct cp_meeting *meeting = arg;
+    nfds_t count = cp_guests_poll(&meeting->guests, pollers);
     pollers[count++] = (struct pollfd){.fd = meeting->listener, .events = POLLIN};
-    for (int i = 0; i < meeting->stranger_count; i++) {
-        pollers[count++] =
-            (struct pollfd){.fd = meeting->stranger[i].fd, .events = POLLIN};
-    }
     for (int rank = 0; rank < meeting->self.rank; rank++) {
         const struct peer *peer = &meeting->peer[rank];
         if (peer->is_met) {
@@ -399,40 +335,19 @@ static void wait_for_news(const struct cp_meeting *meeting, struct pollfd *polle
         }
         if (peer->fd >= 0) {
             pollers[count++] = (struct pollfd){.fd = peer->fd, .events = POLLIN};
-        } else if (peer->retry_ns < until_ns) {
-            until_ns = peer->retry_ns;
+        } else if (peer->retry.at_ns < *until_ns) {
+            *until_ns = peer->retry.at_ns;
         }
     }
-    int64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    struct timespec left = {.tv_sec = (time_t)(left_ns / 1000000000),
-                            .tv_nsec = (long)(left_ns % 1000000000)};
-    (void)ppoll(pollers, count, &left, NULL);
+    return count;
 }
 
-static enum cp_code meet_all(struct cp_meeting *meeting,
-                             const struct cp_meet_args *args, struct pollfd *pollers)
-{
-    for (;;) {
-        cp_fork_lock();
-        enum cp_code code = meet_once_locked(meeting, &args->hello);
-        cp_fork_unlock();
-        CP_TRY(code);
-        if (count_missing(meeting) == 0) {
-            return CP_OK;
-        }
-        code = args->interrupt != NULL ? args->interrupt(args->interrupt_arg) : CP_OK;
-        if (code != CP_OK) {
-            return cp_fail_rank(
-                code, meeting->self.rank,
-                "rank %d was interrupted while it waited for the other ranks",
-                meeting->self.rank);
-        }
-        if (cp_deadline_passed(args->deadline)) {
-            return fail_late(meeting, args->deadline);
-        }
-        wait_for_news(meeting, pollers, args->deadline);
-    }
-}
+static const struct cp_meet_kind kind = {
+    .once = meet_once,
+    .is_complete = is_complete,
+    .poll = poll_all,
+    .fail_late = fail_late,
+};
 
 enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
 {
@@ -446,10 +361,10 @@ enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
     int fork_error = cp_fork_watch();
     if (fork_error != 0) {
         errno = fork_error;
-        return fail_system(args->rank, "register for forks");
+        return cp_meet_fail_system(args->rank, "register for forks");
     }
     CP_TRY_GOTO(code,
-                cp_mem_create((size_t)(1 + MOST_STRANGERS + args->world) *
+                cp_mem_create((size_t)(1 + CP_GUESTS_MOST + args->world) *
                                   sizeof(struct pollfd),
                               "a meeting", &pollers),
                 done);
@@ -466,8 +381,7 @@ enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
     meeting->self.page_fd = -1;
     meeting->self.hash = cp_wire_hash_of(args->key, args->world);
     for (int rank = 0; rank < args->world; rank++) {
-        meeting->peer[rank] =
-            (struct peer){.fd = -1, .window_fd = -1, .pause_ns = first_pause_ns};
+        meeting->peer[rank] = (struct peer){.fd = -1, .window_fd = -1};
     }
     meeting->peer[args->rank].hello = args->hello;
     meeting->fork.clear = clear_in_child;
@@ -478,12 +392,10 @@ enum cp_code cp_meet(const struct cp_meet_args *args, struct cp_meeting **out)
     if (args->rank == 0) {
         CP_TRY_GOTO(code, create_page(meeting), done);
     }
-    CP_TRY_GOTO(code, meet_all(meeting, args, pollers), done);
+    CP_TRY_GOTO(code, cp_meet_until(&kind, meeting, args, pollers), done);
     cp_fork_lock();
     cp_wire_close(&meeting->self.page_fd);
-    while (meeting->stranger_count > 0) {
-        drop_stranger(meeting, meeting->stranger_count - 1);
-    }
+    cp_guests_drop_all(&meeting->guests);
     cp_fork_unlock();
     *out = meeting;
     meeting = NULL;

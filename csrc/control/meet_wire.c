@@ -70,11 +70,17 @@ void cp_wire_close(int *fd)
     }
 }
 
+struct cp_wire_message cp_wire_message_to(const struct cp_wire *self, int to,
+                                          const struct cp_hello *hello)
+{
+    return (struct cp_wire_message){
+        .hash = self->hash, .from = self->rank, .to = to, .hello = *hello};
+}
+
 bool cp_wire_send(const struct cp_wire *self, int fd, int to,
                   const struct cp_hello *hello)
 {
-    struct cp_wire_message message = {
-        .hash = self->hash, .from = self->rank, .to = to, .hello = *hello};
+    struct cp_wire_message message = cp_wire_message_to(self, to, hello);
     struct iovec part = {.iov_base = &message, .iov_len = sizeof message};
     union {
         struct cmsghdr align;
@@ -119,6 +125,14 @@ static int take_fds(struct msghdr *header, int fds[CP_WIRE_FDS])
     return count;
 }
 
+bool cp_wire_is_hello(const struct cp_wire *self, const struct cp_wire_message *message)
+{
+    return message->to == self->rank &&
+           memcmp(&message->hash, &self->hash, sizeof message->hash) == 0 &&
+           message->from >= 0 && message->from < self->world &&
+           message->from != self->rank;
+}
+
 enum cp_wire_reading cp_wire_read(const struct cp_wire *self, int fd,
                                   struct cp_wire_message *message, int fds[CP_WIRE_FDS])
 {
@@ -141,10 +155,7 @@ enum cp_wire_reading cp_wire_read(const struct cp_wire *self, int fd,
     int count = take_fds(&header, fds);
     enum cp_wire_reading reading = CP_WIRE_GARBAGE;
     if (got == (ssize_t)sizeof *message && (header.msg_flags & MSG_TRUNC) == 0 &&
-        message->to == self->rank &&
-        memcmp(&message->hash, &self->hash, sizeof message->hash) == 0 &&
-        message->from >= 0 && message->from < self->world &&
-        message->from != self->rank) {
+        cp_wire_is_hello(self, message)) {
         bool is_whole = count == (message->from == 0 ? 2 : 1) &&
                         (header.msg_flags & MSG_CTRUNC) == 0;
         reading = is_whole ? CP_WIRE_HELLO : CP_WIRE_TOO_FEW_FDS;

@@ -31,6 +31,12 @@ struct cp_wire {
     int page_fd; /* rank 0's */
 };
 
+struct cp_wire_message cp_wire_message_to(const struct cp_wire *self, int to,
+                                          const struct cp_hello *hello);
+/* Has it come from another rank of this meeting, to this rank? */
+bool cp_wire_is_hello(const struct cp_wire *self,
+                      const struct cp_wire_message *message);
+
 /* Names a meeting. A name and no secret: who may come in is decided by user id. */
 struct cp_wire_hash cp_wire_hash_of(const char *key, int world);
 

@@ -34,13 +34,17 @@ struct cp_context_config {
 };
 
 struct cp_context;
+struct cp_root;
 
-/* Joins the other ranks of this host: processes that call with the same key. Waits at
- * least 60 s for them. */
+/* Joins the other ranks: processes that call with the same key. Waits at least 60 s for
+ * them. */
 struct cp_join_args {
     struct cp_context_config config;
     const char *key; /* names the job, the members and which of their contexts it is */
     int rank, world;
+    /* (optional) Where ranks of several hosts meet (control/meet_hosts.h). NULL: all are
+     * on this one. Equal on all ranks. */
+    const struct cp_root *root;
     const char *isa;   /* value of CP_ATTN_ISA, or NULL */
     const char *trace; /* of CP_ATTN_TRACE: the file that gets this rank's spans */
     const char *debug; /* of CP_ATTN_DEBUG: seconds, see cp_watch.debug_s */

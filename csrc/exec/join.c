@@ -1,32 +1,18 @@
-/* Processes of one host become a context: a window each, a meeting, a gate and a
- * communicator on top. */
+/* Processes become a context: a meeting, a gate and a communicator on the ground that
+ * their hosts give. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/trace.h"
-#include "comm/comm_shm.h"
-#include "control/meet.h"
 #include "exec/context.h"
+#include "exec/ground.h"
 #include "kernel/kernel_cpu.h"
 
 #ifndef CP_VERSION
 #define CP_VERSION "unknown"
 #endif
-
-/* Address space that a window reserves: sparse, so that it costs nothing, and with room
- * for all of the host's memory. */
-static size_t window_reserved(void)
-{
-    const size_t least = (size_t)1 << 30; /* where the system does not say */
-    size_t pages = (size_t)sysconf(_SC_PHYS_PAGES);
-    size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
-    size_t bytes = 0;
-    bool is_known = !__builtin_mul_overflow(pages, page_bytes, &bytes);
-    return is_known && bytes > least ? (bytes / least + 1) * least : least;
-}
 
 /* `init` waits at least this long for all ranks to appear, whatever the timeout: they
  * import at their own pace. */
@@ -59,9 +45,7 @@ _Static_assert(sizeof(struct hello) <= CP_HELLO_BYTES, "a hello must fit");
 
 /* What a joined context stands on. */
 struct parts {
-    struct cp_meeting *meeting;
-    struct cp_window *windows; /* (world) */
-    int world;
+    struct cp_ground *ground;
     struct cp_trace *trace; /* NULL: none is written */
     struct cp_recorder recorder;
     double debug_s;
@@ -71,12 +55,10 @@ struct parts {
 static void close_parts(void *address)
 {
     struct parts *parts = address;
-    for (int rank = 0; rank < parts->world && parts->windows != NULL; rank++) {
-        cp_window_close(&parts->windows[rank]);
+    if (parts->ground != NULL) {
+        parts->ground->ops->close(&parts->ground);
     }
-    cp_meeting_close(&parts->meeting);
     cp_trace_close(&parts->trace);
-    cp_mem_destroy(&parts->windows);
     cp_mem_destroy(&parts);
 }
 
@@ -89,30 +71,29 @@ static bool may_spin(int world)
            CPU_COUNT(&allowed) >= world;
 }
 
-static struct hello hello_of(const struct cp_meeting *meeting, int rank)
+static struct hello hello_of(const struct cp_ground *ground, int rank)
 {
     struct hello hello;
-    memcpy(&hello, cp_meeting_hello(meeting, rank)->bytes, sizeof hello);
+    memcpy(&hello, ground->ops->hello(ground, rank)->bytes, sizeof hello);
     return hello;
 }
 
 /* The same pure decision on all ranks: do they fit together, and which kernel do all of
  * them have? */
-static enum cp_code compare_hellos(const struct cp_meeting *meeting, int world,
-                                   int *isa)
+static enum cp_code compare_hellos(const struct cp_ground *ground, int *isa)
 {
-    const struct hello zero = hello_of(meeting, 0);
+    const struct hello zero = hello_of(ground, 0);
     *isa = zero.isa;
-    for (int rank = 0; rank < world; rank++) {
-        struct hello other = hello_of(meeting, rank);
+    for (int rank = 0; rank < ground->world; rank++) {
+        struct hello other = hello_of(ground, rank);
         if (other.error.code != CP_OK) {
             other.error.text[CP_STATUS_TEXT - 1] = '\0';
             return cp_fail_rank((enum cp_code)other.error.code, rank, "rank %d: %s",
                                 rank, other.error.text);
         }
     }
-    for (int rank = 1; rank < world; rank++) {
-        struct hello other = hello_of(meeting, rank);
+    for (int rank = 1; rank < ground->world; rank++) {
+        struct hello other = hello_of(ground, rank);
         if (strncmp(other.version, zero.version, sizeof zero.version) != 0) {
             return cp_fail_rank(CP_ERR_VALUE, rank,
                                 "rank %d runs cp_attn %.31s, rank 0 runs %.31s", rank,
@@ -189,7 +170,6 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         .key = args->key,
         .rank = args->rank,
         .world = args->world,
-        .window_fd = parts->windows[args->rank].fd,
         .deadline = cp_deadline_in(patience),
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
@@ -198,41 +178,31 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         hello.error = *cp_last_error(); /* told at the meeting: nobody waits for it */
     }
     memcpy(meet_args.hello.bytes, &hello, sizeof hello);
-    CP_TRY(cp_meet(&meet_args, &parts->meeting));
-    return compare_hellos(parts->meeting, args->world, isa);
+    CP_TRY(parts->ground->ops->meet(parts->ground, &meet_args));
+    return compare_hellos(parts->ground, isa);
 }
 
-static enum cp_code map_windows(struct parts *parts, int own)
+static enum cp_code watch_init(struct parts *parts, const struct cp_join_args *args,
+                               struct cp_page **page)
 {
-    for (int rank = 0; rank < parts->world; rank++) {
-        if (rank != own) {
-            CP_TRY(cp_window_map(cp_meeting_window_fd(parts->meeting, rank),
-                                 &parts->windows[rank]));
-        }
-    }
-    return CP_OK;
-}
-
-static void watch_init(struct parts *parts, const struct cp_join_args *args)
-{
-    struct cp_page *page = cp_meeting_page(parts->meeting);
-    struct cp_flight *flights = cp_page_flights(page, args->world);
-    parts->recorder =
-        (struct cp_recorder){.flight = &flights[args->rank], .trace = parts->trace};
+    struct cp_ground *ground = parts->ground;
     parts->watch = (struct cp_watch){
-        .bell = cp_page_bell(page),
-        .poison = cp_page_poison(page),
         .rank = args->rank,
         .world = args->world,
         .may_spin = may_spin(args->world),
-        .is_dead = cp_meeting_is_dead,
-        .peers = parts->meeting,
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
         .recorder = &parts->recorder,
-        .flights = flights,
         .debug_s = parts->debug_s,
     };
+    CP_TRY(ground->ops->share(ground, &parts->watch, page));
+    struct cp_flight *flights = cp_page_flights(*page, args->world);
+    parts->recorder =
+        (struct cp_recorder){.flight = &flights[args->rank], .trace = parts->trace};
+    parts->watch.bell = cp_page_bell(*page);
+    parts->watch.poison = cp_page_poison(*page);
+    parts->watch.flights = flights;
+    return CP_OK;
 }
 
 static enum cp_code create_parts(const struct cp_join_args *args, struct parts **out)
@@ -240,16 +210,11 @@ static enum cp_code create_parts(const struct cp_join_args *args, struct parts *
     void *block = NULL;
     CP_TRY(cp_mem_create(sizeof **out, "a context", &block));
     struct parts *parts = block;
-    parts->world = args->world;
-    enum cp_code code = cp_mem_create((size_t)args->world * sizeof *parts->windows,
-                                      "a context", &block);
-    if (code == CP_OK) {
-        parts->windows = block;
-        for (int rank = 0; rank < args->world; rank++) {
-            parts->windows[rank].fd = -1;
-        }
-        code = cp_window_create(window_reserved(), &parts->windows[args->rank]);
-    }
+    enum cp_code code =
+        args->root == NULL
+            ? cp_ground_host_create(args->rank, args->world, &parts->ground)
+            : cp_ground_hosts_create(args->rank, args->world, args->root,
+                                     &parts->ground);
     if (code != CP_OK) {
         close_parts(parts);
         return code;
@@ -261,17 +226,18 @@ static enum cp_code create_parts(const struct cp_join_args *args, struct parts *
 enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context **out)
 {
     struct parts *parts = NULL;
+    struct cp_page *page = NULL;
     struct cp_comm *comm = NULL;
     struct cp_context *context = NULL;
     int isa = 0;
     enum cp_code code = CP_OK;
     CP_TRY(create_parts(args, &parts));
     CP_TRY_GOTO(code, meet(args, parts, &isa), done);
-    CP_TRY_GOTO(code, map_windows(parts, args->rank), done);
-    watch_init(parts, args);
-    CP_TRY_GOTO(code, cp_comm_shm_create(parts->windows, &parts->watch, &comm), done);
+    CP_TRY_GOTO(code, watch_init(parts, args, &page), done);
+    CP_TRY_GOTO(code, parts->ground->ops->comm(parts->ground, &parts->watch, &comm),
+                done);
     struct cp_context_parts with = {
-        .gate = {.page = cp_meeting_page(parts->meeting), .watch = &parts->watch},
+        .gate = {.page = page, .watch = &parts->watch},
         .comm = comm,
         .device = cp_device_cpu(),
         .kernels = {.select = cp_kernel_cpu_select, .limit = isa},

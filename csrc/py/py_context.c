@@ -8,6 +8,7 @@
 #include <structmember.h>
 
 #include "base/hash.h"
+#include "control/meet_hosts.h"
 #include "py_args.h"
 #include "py_cut.h"
 
@@ -32,11 +33,12 @@ static enum cp_code run_signal_handlers(void *arg)
 }
 
 static enum cp_code join(ContextObject *self, const struct module_state *state,
-                         const char *key, PyObject *error)
+                         const char *key, const struct cp_root *root, PyObject *error)
 {
     struct cp_status found;
     struct cp_join_args args = {
         .key = key,
+        .root = root,
         .rank = self->rank,
         .world = self->world,
         .isa = getenv("CP_ATTN_ISA"),
@@ -153,9 +155,9 @@ void context_abandon(ContextObject *self)
 /* Meets the others. With an error of its own a rank goes there to tell it, and raises
  * it unless a lower rank has one too. */
 static int context_join(ContextObject *self, const struct module_state *state,
-                        const char *key, PyObject *error)
+                        const char *key, const struct cp_root *root, PyObject *error)
 {
-    enum cp_code code = join(self, state, key, error);
+    enum cp_code code = join(self, state, key, root, error);
     if (code == CP_OK) {
         return 0;
     }
@@ -168,17 +170,40 @@ static int context_join(ContextObject *self, const struct module_state *state,
     return py_check(state, code);
 }
 
+/* (host, port, listener) where the ranks are on several hosts, or None: `is_given`. */
+static int parse_root(PyObject *object, struct cp_root *root, bool *is_given)
+{
+    *is_given = object != Py_None;
+    if (!*is_given) {
+        return 0;
+    }
+    if (!PyTuple_Check(object)) {
+        PyErr_Format(PyExc_TypeError,
+                     "root must be (host, port, listener) or None, not %s",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    return PyArg_ParseTuple(object, "ssi;root must be (host, port, listener)",
+                            &root->host, &root->port, &root->listener)
+               ? 0
+               : -1;
+}
+
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"config", "rank", "world", "key", "error", NULL};
+    static char *keywords[] = {"config", "rank", "world", "key", "error", "root", NULL};
     const struct module_state *state = PyType_GetModuleState(type);
     PyObject *config = NULL;
     PyObject *error = Py_None;
+    PyObject *where = Py_None;
     const char *key = NULL;
     int rank = 0;
     int world = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$iisO:Context", keywords, &config,
-                                     &rank, &world, &key, &error)) {
+    struct cp_root root;
+    bool has_root = false;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$iisOO:Context", keywords,
+                                     &config, &rank, &world, &key, &error, &where) ||
+        parse_root(where, &root, &has_root) < 0) {
         return NULL;
     }
     if (key == NULL) {
@@ -205,7 +230,8 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->config = Py_NewRef(config);
     self->rank = rank;
     self->world = world;
-    if (context_join(self, state, key, has_error ? error : NULL) < 0) {
+    if (context_join(self, state, key, has_root ? &root : NULL,
+                     has_error ? error : NULL) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -474,12 +500,12 @@ static PyMethodDef context_methods[] = {
 
 PyDoc_STRVAR(
     context_doc,
-    "Context(config, *, rank, world, key, error=None)\n"
+    "Context(config, *, rank, world, key, error=None, root=None)\n"
     "--\n\n"
     "One rank's end of a group of ranks that compute together; made by\n"
     "cp_attn.init(config).\n\n"
-    "Waits at least 60 s until all ranks of the host that call with the same key\n"
-    "are there. A context manager; serves one thread at a time.\n\n"
+    "Waits at least 60 s until all ranks that call with the same key are there. A\n"
+    "context manager; serves one thread at a time.\n\n"
     "Parameters\n"
     "----------\n"
     "config : ContextParallelConfig\n"
@@ -487,7 +513,13 @@ PyDoc_STRVAR(
     "    This rank's number, and how many there are: ring_degree * ulysses_degree.\n"
     "key : str\n"
     "    Names the job, the members and which of their contexts this is; equal on\n"
-    "    all ranks.\n\n"
+    "    all ranks.\n"
+    "error : BaseException or None\n"
+    "    What this rank has found wrong already; raised on all ranks.\n"
+    "root : tuple or None\n"
+    "    Where ranks of several hosts meet: rank 0's host as a number, its port as a\n"
+    "    text, and on rank 0 the descriptor of a socket that listens there, else -1.\n"
+    "    None: all ranks are on this host.\n\n"
     "Raises\n"
     "------\n"
     "CommTimeout\n"

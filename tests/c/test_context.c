@@ -1,6 +1,6 @@
 /* Contexts of thread ranks: the whole path of a call (gate, agreement, plan, executor)
- * on windows and on the two-sided double, many calls in a row, with every way to
- * disagree in between, and with every step of a schedule failing in turn. */
+ * on windows, on the two-sided double and over TCP, many calls in a row, with every way
+ * to disagree in between, and with every step of a schedule failing in turn. */
 #include "base/mem.h"
 #include "comm/comm_self.h"
 #include "comm/comm_shm.h"
@@ -8,6 +8,7 @@
 #include "control/gate.h"
 #include "exec/context.c"
 #include "kernel/kernel_cpu.h"
+#include "over_tcp.h"
 #include "ranks.h"
 #include "scene.h"
 #include "tensor/convert.h"
@@ -15,13 +16,6 @@
 #include "world.h"
 
 enum { RESERVED = 1 << 24 };
-
-static void use_the_host(const struct world *w, struct cp_context_parts *parts)
-{
-    parts->device = cp_device_cpu();
-    parts->kernels =
-        (struct cp_kernel_list){.select = cp_kernel_cpu_select, .limit = w->limit};
-}
 
 static void windows_open(struct world *w)
 {
@@ -40,14 +34,8 @@ static void windows_close(struct world *w)
 static enum cp_code windows_join(struct world *w, int rank,
                                  struct cp_context_parts *parts)
 {
-    use_the_host(w, parts);
+    world_use_the_host(w, parts);
     return cp_comm_shm_create(w->windows, &w->watch[rank], &parts->comm);
-}
-
-static void keep_nothing(struct world *w, int rank)
-{
-    (void)w;
-    (void)rank;
 }
 
 static const struct world_transport windows = {
@@ -55,7 +43,7 @@ static const struct world_transport windows = {
     .open = windows_open,
     .close = windows_close,
     .join = windows_join,
-    .leave = keep_nothing,
+    .leave = world_keep_nothing,
 };
 
 static void double_open(struct world *w)
@@ -72,7 +60,7 @@ static void double_close(struct world *w)
 static enum cp_code double_join(struct world *w, int rank,
                                 struct cp_context_parts *parts)
 {
-    use_the_host(w, parts);
+    world_use_the_host(w, parts);
     return cp_comm_double_create(w->shared, &w->watch[rank], &parts->comm);
 }
 
@@ -81,10 +69,12 @@ static const struct world_transport two_sided = {
     .open = double_open,
     .close = double_close,
     .join = double_join,
-    .leave = keep_nothing,
+    .leave = world_keep_nothing,
 };
 
-static const struct world_transport *const transports[] = {&windows, &two_sided};
+static const struct world_transport *const transports[] = {&windows, &two_sided,
+                                                           &over_tcp};
+enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
 
 static const int shapes[][2] = {{2, 1}, {1, 2}, {3, 1}, {1, 3}, {2, 2}, {3, 2}, {2, 3}};
 
@@ -104,6 +94,11 @@ TEST(thread_ranks_on_windows)
 TEST(thread_ranks_on_the_two_sided_double)
 {
     play_all(&two_sided, 0);
+}
+
+TEST(thread_ranks_over_tcp)
+{
+    play_all(&over_tcp, 0);
 }
 
 TEST(thread_ranks_with_the_best_kernel)
@@ -228,7 +223,7 @@ static void quarrel_world(int ring, int ulysses,
 
 TEST(thread_ranks_that_disagree_get_the_same_error_and_go_on)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < TRANSPORTS; t++) {
         quarrel_world(2, 1, transports[t]);
         quarrel_world(3, 1, transports[t]);
         quarrel_world(1, 3, transports[t]);
@@ -310,7 +305,7 @@ static void gather(int rank, void *arg)
 TEST(thread_ranks_gather_any_sizes)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < TRANSPORTS; t++) {
             struct world w;
             world_open(&w, shapes[i][0], shapes[i][1], transports[t], CP_ANYTHING, 0);
             ranks_as_threads(w.size, gather, &w);
@@ -387,7 +382,7 @@ static void reduce_scatter(int rank, void *arg)
 TEST(thread_ranks_add_up_and_cut_any_sizes)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < TRANSPORTS; t++) {
             struct world w;
             world_open(&w, shapes[i][0], shapes[i][1], transports[t], CP_ANYTHING, 0);
             ranks_as_threads(w.size, reduce_scatter, &w);
@@ -408,7 +403,7 @@ static void steady(int rank, void *arg)
 
 TEST(thread_ranks_in_steady_state_allocate_nothing)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < TRANSPORTS; t++) {
         struct world w;
         world_open(&w, 3, 1, transports[t], CP_EVEN, 0);
         uint64_t seed = test_seed;
@@ -424,8 +419,7 @@ TEST(thread_ranks_in_steady_state_allocate_nothing)
         CHECK(held.workspace_bytes > 0);
         CHECK_EQ_I64(held.window_bytes > 0, transports[t] == &windows);
         ranks_as_threads(w.size, steady, &w);
-        if (transports[t] ==
-            &windows) { /* the double keeps its messages in blocks of its own */
+        if (transports[t] != &two_sided) { /* it keeps messages in blocks of its own */
             CHECK_EQ_I64(cp_mem_stats().allocations, before);
         }
         struct cp_context_memory still = cp_context_memory(w.context[0]);
@@ -652,7 +646,8 @@ TEST(thread_ranks_get_the_error_of_any_step_that_fails)
             b.op = run < 2 ? CP_OP_ATTENTION : CP_OP_ATTENTION_BACKWARD;
             b.odd = (i + run) % (shape[0] * shape[1]);
             b.step = 0;
-            while (!break_world(&b, shape[0], shape[1], transports[run % 2])) {
+            while (!break_world(&b, shape[0], shape[1],
+                                transports[(i + run) % TRANSPORTS])) {
                 b.step += 1;
             }
             broken += b.step;

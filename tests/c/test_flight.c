@@ -246,3 +246,43 @@ TEST(a_reader_that_is_overtaken_notices)
     CHECK(!cp_flight_read(stopped, 0, &span));
     free(stopped);
 }
+
+/* As an other host gets it: the same phrase, on this host's clock. */
+static void check_heard(const struct cp_flight *flight, struct cp_flight *copy,
+                        const char *want)
+{
+    const int64_t shift_ns = 5000000000;
+    struct cp_flight_news news;
+    char phrase[CP_FLIGHT_PHRASE], original[CP_FLIGHT_PHRASE];
+    double seconds = -1.0, original_seconds = -2.0;
+    int64_t now_ns = cp_now_ns();
+    cp_flight_tell(flight, &news);
+    cp_flight_hear(copy, &news, shift_ns);
+    cp_flight_phrase(flight, now_ns, original, &original_seconds);
+    cp_flight_phrase(copy, now_ns + shift_ns, phrase, &seconds);
+    CHECK_EQ_STR(phrase, want);
+    CHECK_EQ_STR(phrase, original);
+    CHECK_NEAR(seconds, original_seconds, 1e-9);
+}
+
+TEST(news_say_the_same_elsewhere)
+{
+    static struct cp_flight flight, copy;
+    struct cp_recorder recorder = {.flight = &flight};
+    check_heard(&flight, &copy, "outside, before its first call");
+    cp_recorder_enter(&recorder, CP_OP_ATTENTION, 1);
+    check_heard(&flight, &copy, "in attention, call 1");
+    for (uint64_t call = 2; call < 2 + CP_FLIGHT_EVENTS; call++) {
+        cp_recorder_begin(&recorder, cp_wait_name, -1, 2);
+        check_heard(&flight, &copy, "waiting for rank 2 in attention, call 1");
+        cp_recorder_end(&recorder);
+        check_heard(&flight, &copy, "in attention, call 1");
+    }
+    cp_recorder_leave(&recorder, CP_OK);
+    check_heard(&flight, &copy, "outside, after attention, call 1");
+    /* In a call without an event: the last one is of the call before. */
+    cp_recorder_enter(&recorder, CP_OP_GATHER, 2);
+    check_heard(&flight, &copy, "in gather, call 2");
+    cp_recorder_begin(&recorder, "SEND", 3, 1);
+    check_heard(&flight, &copy, "in step 3 (SEND) of gather, call 2");
+}

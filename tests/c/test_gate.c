@@ -186,7 +186,7 @@ static void body_parity(int rank, void *arg)
     }
     /* Rank 0 by hand: writes 1, reads late. */
     gate.seq = 1;
-    write_record(&gate, &mine);
+    cp_page_write(rig->page, rank, 1, &mine);
     for (int waited = 0; waited < 3000; waited++) {
         bool ahead = true;
         for (int peer = 1; peer < rig->world; peer++) {
@@ -297,7 +297,7 @@ TEST(what_was_written_stays_readable_after_poison_and_death)
                               {.page = rig.page, .watch = &watch[1]}};
     struct cp_record mine = record_of(1, 1), all[2];
     gate[1].seq = 1;
-    write_record(&gate[1], &mine);
+    cp_page_write(rig.page, 1, 1, &mine);
     atomic_store(&rig.is_gone[1], 1);
     mine = record_of(0, 1);
     CHECK_EQ_I64(cp_gate_exchange(&gate[0], &mine, all, "attention (call 1)",

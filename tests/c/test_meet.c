@@ -586,7 +586,7 @@ static void body_forks(int rank, void *arg)
                      entry = entry->next) {
                     const struct cp_meeting *meeting = (struct cp_meeting *)entry;
                     bool is_clean = meeting->listener == -1 && meeting->page == NULL &&
-                                    meeting->stranger_count == 0;
+                                    meeting->guests.count == 0;
                     for (int peer = 0; peer < meeting->self.world; peer++) {
                         is_clean = is_clean && meeting->peer[peer].fd == -1 &&
                                    meeting->peer[peer].window_fd == -1;

@@ -7,6 +7,7 @@
 #include "comm/comm_shm.h"
 #include "control/gate.h"
 #include "exec/context.h"
+#include "kernel/kernel_cpu.h"
 #include "ranks.h"
 #include "scene.h"
 
@@ -20,8 +21,9 @@ struct world_transport {
     /* What they share, before the first joins and after the last has left. */
     void (*open)(struct world *w);
     void (*close)(struct world *w);
-    /* On the rank's own thread: its communicator, device and kernels; and after its
-     * context is gone, what of these is left. */
+    /* On the rank's own thread: its communicator, device and kernels, and its gate and
+     * watch where the ranks do not share the world's page; and after its context is
+     * gone, what of these is left. */
     enum cp_code (*join)(struct world *w, int rank, struct cp_context_parts *parts);
     void (*leave)(struct world *w, int rank);
     /* (optional) Where the device does not read the host's memory: `take` puts copies of
@@ -53,6 +55,21 @@ static inline bool world_nobody_is_dead(void *peers, int rank)
     (void)peers;
     (void)rank;
     return false;
+}
+
+/* What transports of the host share. */
+static inline void world_use_the_host(const struct world *w,
+                                      struct cp_context_parts *parts)
+{
+    parts->device = cp_device_cpu();
+    parts->kernels =
+        (struct cp_kernel_list){.select = cp_kernel_cpu_select, .limit = w->limit};
+}
+
+static inline void world_keep_nothing(struct world *w, int rank)
+{
+    (void)w;
+    (void)rank;
 }
 
 static inline void world_join(int rank, void *arg)

@@ -72,16 +72,23 @@ def free_port():
         return s.getsockname()[1]
 
 
-def launch(script, world, *args, timeout=120):
-    """Run a script of this folder on `world` ranks and return them; none outlives `timeout` seconds."""
+def _here(rank):
+    return []
+
+
+def launch(script, world, *args, timeout=120, where=_here, **environ):
+    """Run a script of this folder on `world` ranks and return them; none outlives `timeout` seconds.
+
+    `where` gives the beginning of a rank's command line, `environ` what is changed in the environment of all.
+    """
     port, deadline = free_port(), time.monotonic() + timeout
     # Files, not pipes: a full pipe would stop a rank.
     out, err = ([tempfile.TemporaryFile() for _ in range(world)] for _ in range(2))
     command = [sys.executable, str(HERE / script), *map(str, args)]
     ranks = [
         subprocess.Popen(
-            command,
-            env=rank_environ(r, world, port),
+            [*where(r), *command],
+            env=rank_environ(r, world, port) | environ,
             stdin=subprocess.DEVNULL,
             stdout=out[r],
             stderr=err[r],

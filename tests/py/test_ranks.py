@@ -86,21 +86,20 @@ def test_degrees_do_not_fit(ring, ulysses, world):
 
 
 def test_more_hosts():
-    with pytest.raises(NotImplementedError, match="more than one host"):
-        _ranks.region(job(local_world=2), 2, 2)
-    with pytest.raises(NotImplementedError, match="several nodes"):
-        _ranks.region(job(local_world=0), 2, 2)
+    assert not _ranks.region(job(), 2, 2).is_spread
+    assert _ranks.region(job(local_world=2), 2, 2).is_spread
+    assert _ranks.region(job(local_world=0), 2, 2).is_spread
 
 
 def test_slurm_on_two_nodes():
     environ = dict(SLURM_PROCID="1", SLURM_STEP_NUM_TASKS="2", SLURM_JOB_ID="9", SLURM_STEP_NUM_NODES="2")
-    with pytest.raises(NotImplementedError):
-        _ranks.region(discover(environ), 2, 1)
+    assert _ranks.region(discover(environ), 2, 1).is_spread
 
 
 def test_a_region_within_one_host_of_several():
     mesh = (("dp", "ring", "ulysses"), [[[0], [1]], [[2], [3]]])
-    assert _ranks.region(job(rank=2, local_world=2), 2, 1, mesh).members == (2, 3)
+    place = _ranks.region(job(rank=2, local_world=2), 2, 1, mesh)
+    assert place.members == (2, 3) and not place.is_spread and not place.is_whole
 
 
 @pytest.mark.parametrize("rank", range(4))
