@@ -425,7 +425,7 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     return execute(context, tensors, NULL);
 }
 
-static enum cp_code connect(struct cp_context *context)
+static enum cp_code connect_devices(struct cp_context *context)
 {
     struct cp_side *side = &context->sides[CP_ON_ACCELERATOR];
     struct cp_device *device = NULL;
@@ -466,7 +466,7 @@ enum cp_code cp_context_begin(struct cp_context *context, const struct cp_record
     cp_recorder_enter(recorder_of(context), op, number);
     enum cp_code code = begin(context, mine);
     if (code == CP_OK && context->side->comm == NULL) {
-        code = connect(context);
+        code = connect_devices(context);
         code = code == CP_OK ? begin(context, mine) : code;
     }
     if (code == CP_OK && plan != NULL && context->call != NULL) {
