@@ -33,8 +33,8 @@ enum cp_code cp_builder_take(struct cp_builder *builder, const struct cp_arena *
         cp_schedule_destroy(&builder->schedule);
         return cp_fail_as(&builder->error);
     }
-    builder->schedule->window_bytes = window->bytes;
-    builder->schedule->scratch_bytes = scratch->bytes;
+    builder->schedule->window_bytes = window->most;
+    builder->schedule->scratch_bytes = scratch->most;
     *out = builder->schedule;
     builder->schedule = NULL;
     return CP_OK;
@@ -154,6 +154,7 @@ int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
         return number;
     }
     arena->bytes = cp_round_up(end - CP_PANEL_ALIGN, CP_PANEL_ALIGN);
+    arena->most = arena->bytes > arena->most ? arena->bytes : arena->most;
     return number;
 }
 

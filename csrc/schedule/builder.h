@@ -17,11 +17,13 @@ struct cp_builder {
     struct cp_step spare; /* where a failed builder's steps go */
 };
 
-/* A run of memory that buffers are placed in: a window or the workspace. */
+/* A run of memory that buffers are placed in: a window or the workspace. Setting `bytes`
+ * back to what it was gives what was placed since to others. */
 struct cp_arena {
     enum cp_buffer_kind kind;
     int owner;
-    int64_t bytes; /* placed so far */
+    int64_t bytes; /* where the next buffer goes */
+    int64_t most;  /* that `bytes` has been */
 };
 
 void cp_builder_init(struct cp_builder *builder, const struct cp_plan *plan, int rank);

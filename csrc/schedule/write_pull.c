@@ -62,12 +62,12 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
                                          group.count, heads.count);
     }
     /* Queries are done with when results come. */
-    struct cp_arena place = *arena;
-    window->gathered = cp_writer_rows(w, &place, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
+    int64_t start = arena->bytes;
+    window->gathered = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
                                       group.count, heads.count);
+    arena->bytes = start;
     window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
                                  heads.count);
-    arena->bytes = place.bytes > arena->bytes ? place.bytes : arena->bytes;
 }
 
 enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
@@ -89,7 +89,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
         struct cp_arena arena = {.kind = CP_BUFFER_WINDOW, .owner = owner};
         declare_window(pull, owner, &arena);
         if (owner == rank) {
-            pull->w.window.bytes = arena.bytes;
+            pull->w.window = arena;
         }
     }
     return CP_OK;

@@ -95,8 +95,8 @@ static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
         slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads.count);
         slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads.count);
     }
-    if (rank == w->rank && arena.bytes > w->window.bytes) {
-        w->window.bytes = arena.bytes;
+    if (rank == w->rank && arena.most > w->window.most) {
+        w->window.most = arena.most;
     }
     return slot;
 }

@@ -275,21 +275,23 @@ void cp_two_sided_declare_blocks(struct cp_two_sided *t)
 {
     struct cp_writer *w = &t->w;
     for (int parity = 0; parity < 2; parity++) {
-        struct cp_arena start = w->scratch;
+        int64_t start = w->scratch.bytes;
         for (int j = parity == 0 ? 2 : 1; j < t->ring; j += 2) {
-            struct cp_arena place = cp_two_sided_is_allgather(t) ? w->scratch : start;
+            if (!cp_two_sided_is_allgather(t)) {
+                w->scratch.bytes = start;
+            }
             int b = cp_two_sided_block_at(t, j);
             for (int m = 0; m < t->ulysses; m++) {
-                declare_segment(t, cp_two_sided_segment_of(t, b, m), &place,
+                declare_segment(t, cp_two_sided_segment_of(t, b, m), &w->scratch,
                                 cp_two_sided_rank_of(t, b, m), w->u);
                 if (t->is_backward) {
                     cp_two_sided_declare_sums(t, cp_two_sided_segment_of(t, b, m),
-                                              &place, cp_two_sided_rank_of(t, b, m));
+                                              &w->scratch,
+                                              cp_two_sided_rank_of(t, b, m));
                 }
             }
-            w->scratch.bytes =
-                place.bytes > w->scratch.bytes ? place.bytes : w->scratch.bytes;
         }
+        w->scratch.bytes = w->scratch.most;
     }
 }
 
