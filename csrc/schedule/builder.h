@@ -42,6 +42,10 @@ int32_t cp_build_tensor(struct cp_builder *builder, enum cp_buffer_kind kind,
 int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
                         enum cp_layout layout, enum cp_tensor_role role,
                         enum cp_dtype dtype, const int64_t n[CP_AXES]);
+/* The same, plain, with `axis` outside the others: a part along it is one run of bytes. */
+int32_t cp_build_runs(struct cp_builder *builder, struct cp_arena *arena, int axis,
+                      enum cp_tensor_role role, enum cp_dtype dtype,
+                      const int64_t n[CP_AXES]);
 
 /* All of a buffer, or no box for CP_NO_BUFFER; a part of a box along one axis. */
 struct cp_box cp_box_all(const struct cp_builder *builder, int32_t buffer);

@@ -33,7 +33,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     window->v =
         cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, w->call->kv_heads);
     if (w->has_mask && w->mask_source != CP_MASK_LOCAL) {
-        window->mask = cp_writer_mask(w, arena, w->call->mask_heads,
+        window->mask = cp_writer_mask(w, arena, 0, w->call->mask_heads,
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_ROWS),
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_KEYS));
     }
@@ -111,6 +111,16 @@ void cp_pull_publish_mask(struct cp_pull *pull)
 {
     if (pull->w.has_mask && pull->w.mask_source != CP_MASK_LOCAL) {
         cp_pull_publish_copy(pull, pull->window[pull->w.rank].mask, pull->w.mask);
+    }
+}
+
+void cp_pull_declare_group_mask(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    if (cp_writer_mask_travels(w, CP_MASK_OF_ROWS)) {
+        w->group_mask =
+            cp_writer_mask(w, &w->scratch, 0, w->heads.count, w->rows.count,
+                           cp_plan_size(w->plan, w->rank, CP_SIZE_MASK_KEYS));
     }
 }
 

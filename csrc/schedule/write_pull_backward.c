@@ -47,7 +47,7 @@ static struct cp_row_buffers gather_backward(struct cp_pull *pull,
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads);
     all.delta =
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows, heads);
-    cp_writer_declare_group_mask(w);
+    cp_pull_declare_group_mask(pull);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         const struct cp_pull_window *theirs = &pull->window[member];
