@@ -58,6 +58,9 @@ struct cp_two_sided {
     int ring, ulysses;
     bool is_backward;
     int group; /* number of the next group of messages */
+    int64_t
+        lasting_bytes; /* of the workspace: what was placed before the first exchange
+                              lasts, and results lie where the rest was */
 };
 
 /* After an error nothing is left. */
@@ -89,6 +92,9 @@ void cp_two_sided_exchange_in(struct cp_two_sided *t);
 int32_t cp_two_sided_gathered(const struct cp_two_sided *t, enum cp_tensor_role role);
 /* Makes room for the group's rows. */
 void cp_two_sided_declare_gathered(struct cp_two_sided *t, struct cp_shared *shared);
+/* Gives the room of all that was placed since the first exchange to what comes now, and
+ * is written after all blocks are met. */
+void cp_two_sided_reuse(struct cp_two_sided *t);
 /* The last exchange: what was made of the group's rows goes to `own` of those that own
  * them. Where heads meet, `own` of keys is a sum and grows. */
 void cp_two_sided_exchange_out(struct cp_two_sided *t, const struct cp_shared *shared,

@@ -72,6 +72,7 @@ static void return_sums(struct cp_two_sided *t, int32_t dq)
     struct cp_shared sums[] = {{.role = CP_TENSOR_DQ, .gathered = dq},
                                {.role = CP_TENSOR_DK, .gathered = own->dk},
                                {.role = CP_TENSOR_DV, .gathered = own->dv}};
+    cp_two_sided_reuse(t);
     for (int i = 0; i < 3; i++) {
         struct cp_shared *sum = &sums[i];
         bool is_part = meets && i > 0;

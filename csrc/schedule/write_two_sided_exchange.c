@@ -185,9 +185,11 @@ void cp_two_sided_exchange_in(struct cp_two_sided *t)
     if (t->w.has_mask && t->w.mask_source != CP_MASK_LOCAL) {
         cp_two_sided_share(t, CP_TENSOR_MASK, t->w.mask);
     }
+    t->lasting_bytes = t->w.scratch.bytes;
     for (int i = 0; i < t->shared_count; i++) {
         gather_own(t, &t->shared[i]);
     }
+    int64_t start = t->w.scratch.bytes;
     int32_t first = declare_parcels(t, t->shared, t->shared_count);
     for (int index = 1; index < t->ulysses; index++) {
         int m = (t->w.u + index) % t->ulysses;
@@ -198,12 +200,18 @@ void cp_two_sided_exchange_in(struct cp_two_sided *t)
         }
     }
     move_parcels(t, t->shared, t->shared_count, first, false);
+    t->w.scratch.bytes = start; /* what lane `in` writes next may lie there */
     if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
         t->w.group_mask = cp_two_sided_gathered(t, CP_TENSOR_MASK);
     }
 }
 
 /* ---- and back ---- */
+
+void cp_two_sided_reuse(struct cp_two_sided *t)
+{
+    t->w.scratch.bytes = t->lasting_bytes;
+}
 
 void cp_two_sided_exchange_out(struct cp_two_sided *t, const struct cp_shared *shared,
                                int count)

@@ -27,6 +27,7 @@ static void finish_rows(struct cp_two_sided *t, int32_t state, int32_t out, int3
         cp_writer_finish(w, state, out, lse);
         return;
     }
+    cp_two_sided_reuse(t);
     for (int i = 0; i < count; i++) {
         cp_two_sided_declare_gathered(t, &results[i]);
     }
