@@ -57,10 +57,8 @@ struct cp_two_sided {
     struct cp_key_block *blocks; /* (ring) */
     int ring, ulysses;
     bool is_backward;
-    int group; /* number of the next group of messages */
-    int64_t
-        lasting_bytes; /* of the workspace: what was placed before the first exchange
-                              lasts, and results lie where the rest was */
+    int group;             /* number of the next group of messages */
+    int64_t lasting_bytes; /* of the workspace: what lies before the first exchange's */
 };
 
 /* After an error nothing is left. */
@@ -92,8 +90,8 @@ void cp_two_sided_exchange_in(struct cp_two_sided *t);
 int32_t cp_two_sided_gathered(const struct cp_two_sided *t, enum cp_tensor_role role);
 /* Makes room for the group's rows. */
 void cp_two_sided_declare_gathered(struct cp_two_sided *t, struct cp_shared *shared);
-/* Gives the room of all that was placed since the first exchange to what comes now, and
- * is written after all blocks are met. */
+/* All blocks are met: what is placed now, and written after them, lies where all that
+ * came with the first exchange or after it was. */
 void cp_two_sided_reuse(struct cp_two_sided *t);
 /* The last exchange: what was made of the group's rows goes to `own` of those that own
  * them. Where heads meet, `own` of keys is a sum and grows. */
