@@ -169,7 +169,7 @@ int32_t cp_two_sided_gathered(const struct cp_two_sided *t, enum cp_tensor_role 
  * it lies must not be the caller's. */
 static void gather_own(struct cp_two_sided *t, struct cp_shared *shared)
 {
-    bool is_sent = t->is_backward && shared->role != CP_TENSOR_MASK &&
+    bool is_sent = t->is_backward && t->ring > 1 && shared->role != CP_TENSOR_MASK &&
                    cp_writer_is_of_keys(&t->w, shared->role);
     if (t->ulysses == 1 && !is_sent) {
         shared->gathered = shared->own;
