@@ -6,8 +6,8 @@
  * its place there, and sent from it on the way back. For two members:
  *
  *     member 0                    member 1                    on the way
- *     copy q k v, heads of 1      copy q k v, heads of 0      rows of 0 to 1, of 1 to 0
  *     copy q k v, own heads       copy q k v, own heads
+ *     copy q k v, heads of 1      copy q k v, heads of 0      rows of 0 to 1, of 1 to 0
  *     pack k v of both            pack k v of both
  *     attend                      attend
  *     finish rows of both         finish rows of both         rows of 1 to 1, of 0 to 0

@@ -60,12 +60,23 @@ static void share_rows(struct cp_two_sided *t)
     cp_two_sided_share(t, CP_TENSOR_DELTA, delta);
 }
 
+/* Into the dtype that the sum travels in. */
+static void round_sum(struct cp_two_sided *t, struct cp_shared *sum)
+{
+    struct cp_writer *w = &t->w;
+    struct cp_box whole = cp_writer_box(w, sum->gathered);
+    cp_two_sided_declare_gathered(t, sum);
+    cp_build_after(&w->builder,
+                   cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE,
+                                 cp_writer_box(w, sum->gathered), whole),
+                   CP_LANE_IN);
+}
+
 /* The sums of the group's rows go home. A sum that is whole is rounded before it is sent;
  * parts of one are sent as they are and added up in the order of the members. */
 static void return_sums(struct cp_two_sided *t, int32_t dq)
 {
     struct cp_writer *w = &t->w;
-    struct cp_builder *b = &w->builder;
     const struct cp_key_block *own = &t->blocks[w->r];
     bool meets = cp_two_sided_heads_meet(t);
     int64_t keys = w->plan->kv_rows[w->rank].count;
@@ -81,14 +92,12 @@ static void return_sums(struct cp_two_sided *t, int32_t dq)
             is_part ? cp_writer_sums(w, &w->scratch, sum->role, keys, w->call->kv_heads)
                     : cp_writer_tensor(w, CP_BUFFER_OUTPUT, sum->role);
         if (is_part) {
-            cp_build_after(b, cp_build_zero(b, CP_LANE_IN, sum->own), CP_LANE_COMPUTE);
-        } else if (t->ulysses > 1) {
-            struct cp_box whole = cp_writer_box(w, sum->gathered);
-            cp_two_sided_declare_gathered(t, sum);
-            cp_build_after(b,
-                           cp_build_move(b, CP_STEP_COPY, CP_LANE_COMPUTE,
-                                         cp_writer_box(w, sum->gathered), whole),
-                           CP_LANE_IN);
+            cp_build_after(&w->builder,
+                           cp_build_zero(&w->builder, CP_LANE_IN, sum->own),
+                           CP_LANE_COMPUTE);
+        }
+        if (t->ulysses > 1 && sum->dtype != w->sum) {
+            round_sum(t, sum);
         }
     }
     cp_two_sided_exchange_out(t, sums, 3);
