@@ -7,14 +7,26 @@
 #include "base/mem.h"
 #include "plan/mask_axis.h"
 
-struct cp_range cp_plan_group_rows(const struct cp_plan *plan, int rank)
+/* What the ranks of a group hold together. */
+static struct cp_range range_of_group(const struct cp_plan *plan,
+                                      const struct cp_range *of_ranks, int rank)
 {
     int first = cp_plan_ring_rank(plan, rank) * plan->ulysses;
-    struct cp_range rows = plan->q_rows[first];
+    struct cp_range range = of_ranks[first];
     for (int u = 1; u < plan->ulysses; u++) {
-        rows.count += plan->q_rows[first + u].count;
+        range.count += of_ranks[first + u].count;
     }
-    return rows;
+    return range;
+}
+
+struct cp_range cp_plan_group_rows(const struct cp_plan *plan, int rank)
+{
+    return range_of_group(plan, plan->q_rows, rank);
+}
+
+struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank)
+{
+    return range_of_group(plan, plan->kv_rows, rank);
 }
 
 void cp_plan_destroy(struct cp_plan **plan)

@@ -65,8 +65,10 @@ static inline int64_t cp_plan_size(const struct cp_plan *plan, int rank,
     return plan->signature.sizes[(size_t)rank * CP_SIZE_COUNT + which];
 }
 
-/* Global rows of the Ulysses group that `rank` belongs to. */
+/* Global rows, and keys that are not replicated, of the Ulysses group that `rank` belongs
+ * to. */
 struct cp_range cp_plan_group_rows(const struct cp_plan *plan, int rank);
+struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank);
 
 /* From records that cp_agree has passed. `format` is read for attention only.
  * CP_ERR_NO_MEMORY, or CP_ERR_VALUE where a size overflows. */

@@ -33,8 +33,8 @@ enum cp_code cp_builder_take(struct cp_builder *builder, const struct cp_arena *
         cp_schedule_destroy(&builder->schedule);
         return cp_fail_as(&builder->error);
     }
-    builder->schedule->window_bytes = window->bytes;
-    builder->schedule->scratch_bytes = scratch->bytes;
+    builder->schedule->window_bytes = window->most;
+    builder->schedule->scratch_bytes = scratch->most;
     *out = builder->schedule;
     builder->schedule = NULL;
     return CP_OK;
@@ -102,50 +102,54 @@ int32_t cp_build_tensor(struct cp_builder *builder, enum cp_buffer_kind kind,
     return number;
 }
 
-/* Strides and bytes of a buffer from its shape. False where they overflow. */
-static bool lay_out(struct cp_buffer *buffer, const struct cp_panel *panel)
+/* Strides and bytes of a plain buffer from its shape. False where they overflow. */
+static bool lay_out_plain(struct cp_buffer *buffer, int outermost)
 {
-    int64_t panel_bytes = 0;
-    int64_t batch_bytes = 0;
-    if (panel != NULL) {
-        int64_t probe = 0;
-        if (!cp_add_i64(buffer->n[1], panel->row_align, &probe) ||
-            !cp_mul_i64(cp_round_up(buffer->n[1], panel->row_align), panel->row_bytes,
-                        &probe) ||
-            !cp_add_i64(probe, CP_PANEL_ALIGN, &probe)) {
-            return false;
-        }
-        panel_bytes = cp_panel_bytes(panel, buffer->n[1]);
-    } else {
-        buffer->stride_bytes[3] = cp_dtype_bytes((enum cp_dtype)buffer->dtype);
-        if (!cp_mul_i64(buffer->stride_bytes[3], buffer->n[3],
-                        &buffer->stride_bytes[1]) ||
-            !cp_mul_i64(buffer->stride_bytes[1], buffer->n[1], &panel_bytes)) {
-            return false;
+    static const int order[CP_AXES] = {0, 2, 1, 3};
+    int64_t bytes = cp_dtype_bytes((enum cp_dtype)buffer->dtype);
+    bool is_counted = true;
+    for (int i = CP_AXES - 1; i >= 0; i--) {
+        if (order[i] != outermost) {
+            buffer->stride_bytes[order[i]] = bytes;
+            is_counted = is_counted && cp_mul_i64(bytes, buffer->n[order[i]], &bytes);
         }
     }
-    buffer->stride_bytes[2] = panel_bytes;
-    if (!cp_mul_i64(panel_bytes, buffer->n[2], &batch_bytes)) {
-        return false;
-    }
-    buffer->stride_bytes[0] = batch_bytes;
-    return cp_mul_i64(batch_bytes, buffer->n[0], &buffer->bytes);
+    buffer->stride_bytes[outermost] = bytes;
+    return is_counted && cp_mul_i64(bytes, buffer->n[outermost], &buffer->bytes);
 }
 
-int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
-                        enum cp_layout layout, enum cp_tensor_role role,
-                        enum cp_dtype dtype, const int64_t n[CP_AXES])
+/* The same of panels. */
+static bool lay_out_panels(struct cp_buffer *buffer, const struct cp_panel *panel)
+{
+    int64_t probe = 0;
+    if (!cp_add_i64(buffer->n[1], panel->row_align, &probe) ||
+        !cp_mul_i64(cp_round_up(buffer->n[1], panel->row_align), panel->row_bytes,
+                    &probe) ||
+        !cp_add_i64(probe, CP_PANEL_ALIGN, &probe)) {
+        return false;
+    }
+    buffer->stride_bytes[2] = cp_panel_bytes(panel, buffer->n[1]);
+    return cp_mul_i64(buffer->stride_bytes[2], buffer->n[2],
+                      &buffer->stride_bytes[0]) &&
+           cp_mul_i64(buffer->stride_bytes[0], buffer->n[0], &buffer->bytes);
+}
+
+static int32_t place(struct cp_builder *builder, struct cp_arena *arena,
+                     enum cp_layout layout, int outermost, enum cp_tensor_role role,
+                     enum cp_dtype dtype, const int64_t n[CP_AXES])
 {
     int32_t number = cp_build_tensor(builder, arena->kind, role, dtype, n);
     if (builder->code != CP_OK) {
         return number;
     }
     struct cp_buffer *buffer = &builder->schedule->buffers[number];
+    const struct cp_panel *panel = cp_schedule_panel(builder->schedule->plan, layout);
     int64_t end = 0;
     buffer->layout = (uint8_t)layout;
     buffer->owner = arena->owner;
     buffer->offset_bytes = arena->bytes;
-    if (!lay_out(buffer, cp_schedule_panel(builder->schedule->plan, layout)) ||
+    if (!(panel != NULL ? lay_out_panels(buffer, panel)
+                        : lay_out_plain(buffer, outermost)) ||
         !cp_add_i64(arena->bytes, buffer->bytes, &end) ||
         !cp_add_i64(end, CP_PANEL_ALIGN, &end)) {
         fail(builder,
@@ -154,7 +158,22 @@ int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
         return number;
     }
     arena->bytes = cp_round_up(end - CP_PANEL_ALIGN, CP_PANEL_ALIGN);
+    arena->most = arena->bytes > arena->most ? arena->bytes : arena->most;
     return number;
+}
+
+int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
+                        enum cp_layout layout, enum cp_tensor_role role,
+                        enum cp_dtype dtype, const int64_t n[CP_AXES])
+{
+    return place(builder, arena, layout, 0, role, dtype, n);
+}
+
+int32_t cp_build_runs(struct cp_builder *builder, struct cp_arena *arena, int axis,
+                      enum cp_tensor_role role, enum cp_dtype dtype,
+                      const int64_t n[CP_AXES])
+{
+    return place(builder, arena, CP_LAYOUT_PLAIN, axis, role, dtype, n);
 }
 
 struct cp_box cp_box_none(void)

@@ -17,11 +17,13 @@ struct cp_builder {
     struct cp_step spare; /* where a failed builder's steps go */
 };
 
-/* A run of memory that buffers are placed in: a window or the workspace. */
+/* A run of memory that buffers are placed in: a window or the workspace. Setting `bytes`
+ * back to what it was gives what was placed since to others. */
 struct cp_arena {
     enum cp_buffer_kind kind;
     int owner;
-    int64_t bytes; /* placed so far */
+    int64_t bytes; /* where the next buffer goes */
+    int64_t most;  /* that `bytes` has been */
 };
 
 void cp_builder_init(struct cp_builder *builder, const struct cp_plan *plan, int rank);
@@ -40,6 +42,10 @@ int32_t cp_build_tensor(struct cp_builder *builder, enum cp_buffer_kind kind,
 int32_t cp_build_buffer(struct cp_builder *builder, struct cp_arena *arena,
                         enum cp_layout layout, enum cp_tensor_role role,
                         enum cp_dtype dtype, const int64_t n[CP_AXES]);
+/* The same, plain, with `axis` outside the others: a part along it is one run of bytes. */
+int32_t cp_build_runs(struct cp_builder *builder, struct cp_arena *arena, int axis,
+                      enum cp_tensor_role role, enum cp_dtype dtype,
+                      const int64_t n[CP_AXES]);
 
 /* All of a buffer, or no box for CP_NO_BUFFER; a part of a box along one axis. */
 struct cp_box cp_box_all(const struct cp_builder *builder, int32_t buffer);

@@ -84,7 +84,7 @@ static int64_t dim_of(const struct cp_writer *writer, enum cp_tensor_role role)
     return 1;
 }
 
-static enum cp_dtype dtype_of(const struct cp_writer *writer, enum cp_tensor_role role)
+enum cp_dtype cp_writer_dtype(const struct cp_writer *writer, enum cp_tensor_role role)
 {
     bool is_row_scalar =
         role == CP_TENSOR_LSE || role == CP_TENSOR_DLSE || role == CP_TENSOR_DELTA;
@@ -97,7 +97,7 @@ int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
 {
     const int64_t n[CP_AXES] = {writer->call->batch, rows, heads, dim_of(writer, role)};
     return cp_build_buffer(&writer->builder, arena, layout, role,
-                           dtype_of(writer, role), n);
+                           cp_writer_dtype(writer, role), n);
 }
 
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
@@ -108,13 +108,28 @@ int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
                            n);
 }
 
-int32_t cp_writer_mask(struct cp_writer *writer, struct cp_arena *arena, int64_t heads,
-                       int64_t rows, int64_t keys)
+int32_t cp_writer_runs(struct cp_writer *writer, struct cp_arena *arena,
+                       enum cp_tensor_role role, enum cp_dtype dtype, int64_t rows,
+                       int64_t heads)
+{
+    const int64_t n[CP_AXES] = {writer->call->batch, rows, heads, dim_of(writer, role)};
+    return cp_build_runs(&writer->builder, arena, 1, role, dtype, n);
+}
+
+int32_t cp_writer_mask(struct cp_writer *writer, struct cp_arena *arena, int axis,
+                       int64_t heads, int64_t rows, int64_t keys)
 {
     const int64_t n[CP_AXES] = {writer->call->mask_batch,
                                 writer->call->mask_heads == 1 ? 1 : heads, rows, keys};
-    return cp_build_buffer(&writer->builder, arena, CP_LAYOUT_PLAIN, CP_TENSOR_MASK,
-                           (enum cp_dtype)writer->call->mask_dtype, n);
+    return cp_build_runs(&writer->builder, arena, axis, CP_TENSOR_MASK,
+                         (enum cp_dtype)writer->call->mask_dtype, n);
+}
+
+bool cp_writer_is_of_keys(const struct cp_writer *writer, enum cp_tensor_role role)
+{
+    return role == CP_TENSOR_MASK ? writer->mask_source == CP_MASK_OF_KEYS
+                                  : role == CP_TENSOR_K || role == CP_TENSOR_V ||
+                                        role == CP_TENSOR_DK || role == CP_TENSOR_DV;
 }
 
 /* Does the call have this tensor of the caller? */
@@ -143,12 +158,12 @@ int32_t cp_writer_tensor(struct cp_writer *writer, enum cp_buffer_kind kind,
         return cp_build_tensor(&writer->builder, kind, role,
                                (enum cp_dtype)call->mask_dtype, n);
     }
-    bool is_kv = role == CP_TENSOR_K || role == CP_TENSOR_V || role == CP_TENSOR_DK ||
-                 role == CP_TENSOR_DV;
+    bool is_kv = cp_writer_is_of_keys(writer, role);
     const int64_t n[CP_AXES] = {
         call->batch, cp_plan_size(plan, rank, is_kv ? CP_SIZE_KV_ROWS : CP_SIZE_Q_ROWS),
         is_kv ? call->kv_heads : call->heads, dim_of(writer, role)};
-    return cp_build_tensor(&writer->builder, kind, role, dtype_of(writer, role), n);
+    return cp_build_tensor(&writer->builder, kind, role, cp_writer_dtype(writer, role),
+                           n);
 }
 
 struct cp_box cp_writer_box(const struct cp_writer *writer, int32_t buffer)
@@ -169,15 +184,6 @@ struct cp_box cp_writer_row_range(struct cp_box box, int64_t first, int64_t coun
 bool cp_writer_mask_travels(const struct cp_writer *writer, enum cp_mask_source source)
 {
     return writer->has_mask && writer->mask_source == source;
-}
-
-void cp_writer_declare_group_mask(struct cp_writer *writer)
-{
-    if (cp_writer_mask_travels(writer, CP_MASK_OF_ROWS)) {
-        writer->group_mask = cp_writer_mask(
-            writer, &writer->scratch, writer->heads.count, writer->rows.count,
-            cp_plan_size(writer->plan, writer->rank, CP_SIZE_MASK_KEYS));
-    }
 }
 
 /* The same of a buffer that begins at row `row_first` and head `head_first`. */

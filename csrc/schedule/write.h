@@ -44,21 +44,27 @@ int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
 /* The same, kept in the dtype of sums. */
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
                        enum cp_tensor_role role, int64_t rows, int64_t heads);
+/* The same with rows outermost, so that some of the rows are one run of bytes. */
+int32_t cp_writer_runs(struct cp_writer *writer, struct cp_arena *arena,
+                       enum cp_tensor_role role, enum cp_dtype dtype, int64_t rows,
+                       int64_t heads);
 /* The caller's tensor of that role; CP_NO_BUFFER for an LSE, its gradient or a mask
  * that the call does not have. */
 int32_t cp_writer_tensor(struct cp_writer *writer, enum cp_buffer_kind kind,
                          enum cp_tensor_role role);
-/* A part of a mask: (B or 1, heads or 1, rows, keys). */
-int32_t cp_writer_mask(struct cp_writer *writer, struct cp_arena *arena, int64_t heads,
-                       int64_t rows, int64_t keys);
+/* A part of a mask: (B or 1, heads or 1, rows, keys), `axis` outermost. */
+int32_t cp_writer_mask(struct cp_writer *writer, struct cp_arena *arena, int axis,
+                       int64_t heads, int64_t rows, int64_t keys);
+/* The element type of a role, outside sums. */
+enum cp_dtype cp_writer_dtype(const struct cp_writer *writer, enum cp_tensor_role role);
+/* Are the rows of this role those of keys? */
+bool cp_writer_is_of_keys(const struct cp_writer *writer, enum cp_tensor_role role);
 
 struct cp_box cp_writer_box(const struct cp_writer *writer, int32_t buffer);
 struct cp_box cp_writer_heads(struct cp_box box, struct cp_range heads);
 struct cp_box cp_writer_row_range(struct cp_box box, int64_t first, int64_t count);
 
 bool cp_writer_mask_travels(const struct cp_writer *writer, enum cp_mask_source source);
-/* Makes room in `group_mask` for the mask rows of the group, where they travel. */
-void cp_writer_declare_group_mask(struct cp_writer *writer);
 /* The part of the mask that belongs to this rank's rows and heads and to the keys of
  * `block`. `of_keys`: the buffer that came with the block, where the mask travels with
  * keys; it begins at head `head_first` of the whole. No box where there is no mask. */

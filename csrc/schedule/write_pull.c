@@ -33,7 +33,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     window->v =
         cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, w->call->kv_heads);
     if (w->has_mask && w->mask_source != CP_MASK_LOCAL) {
-        window->mask = cp_writer_mask(w, arena, w->call->mask_heads,
+        window->mask = cp_writer_mask(w, arena, 0, w->call->mask_heads,
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_ROWS),
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_KEYS));
     }
@@ -62,12 +62,12 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
                                          group.count, heads.count);
     }
     /* Queries are done with when results come. */
-    struct cp_arena place = *arena;
-    window->gathered = cp_writer_rows(w, &place, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
+    int64_t start = arena->bytes;
+    window->gathered = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
                                       group.count, heads.count);
+    arena->bytes = start;
     window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
                                  heads.count);
-    arena->bytes = place.bytes > arena->bytes ? place.bytes : arena->bytes;
 }
 
 enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
@@ -89,7 +89,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
         struct cp_arena arena = {.kind = CP_BUFFER_WINDOW, .owner = owner};
         declare_window(pull, owner, &arena);
         if (owner == rank) {
-            pull->w.window.bytes = arena.bytes;
+            pull->w.window = arena;
         }
     }
     return CP_OK;
@@ -111,6 +111,16 @@ void cp_pull_publish_mask(struct cp_pull *pull)
 {
     if (pull->w.has_mask && pull->w.mask_source != CP_MASK_LOCAL) {
         cp_pull_publish_copy(pull, pull->window[pull->w.rank].mask, pull->w.mask);
+    }
+}
+
+void cp_pull_declare_group_mask(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    if (cp_writer_mask_travels(w, CP_MASK_OF_ROWS)) {
+        w->group_mask =
+            cp_writer_mask(w, &w->scratch, 0, w->heads.count, w->rows.count,
+                           cp_plan_size(w->plan, w->rank, CP_SIZE_MASK_KEYS));
     }
 }
 

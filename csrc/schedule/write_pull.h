@@ -73,6 +73,9 @@ void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from);
 /* The first steps of every call: what others will read goes into the window. */
 void cp_pull_publish_mask(struct cp_pull *pull);
 
+/* Makes room in `group_mask` for the mask rows of the group, where they travel. */
+void cp_pull_declare_group_mask(struct cp_pull *pull);
+
 /* Copies a member's rows, own heads, to their place among the group's in `to`. `from`:
  * the member's window, or for the own rows the caller's tensor. */
 void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t from);

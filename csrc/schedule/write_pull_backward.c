@@ -47,7 +47,7 @@ static struct cp_row_buffers gather_backward(struct cp_pull *pull,
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads);
     all.delta =
         cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows, heads);
-    cp_writer_declare_group_mask(w);
+    cp_pull_declare_group_mask(pull);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         const struct cp_pull_window *theirs = &pull->window[member];
@@ -95,8 +95,8 @@ static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
         slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads.count);
         slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads.count);
     }
-    if (rank == w->rank && arena.bytes > w->window.bytes) {
-        w->window.bytes = arena.bytes;
+    if (rank == w->rank && arena.most > w->window.most) {
+        w->window.most = arena.most;
     }
     return slot;
 }

@@ -26,7 +26,7 @@ static int32_t gather_queries(struct cp_pull *pull, int32_t q)
         return q;
     }
     int32_t all = pull->window[w->rank].gathered;
-    cp_writer_declare_group_mask(w);
+    cp_pull_declare_group_mask(pull);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         if (!cp_pull_needs_rows_of(pull, member)) {

@@ -17,7 +17,7 @@ static void attend_keys(struct cp_writer *w, int32_t state)
     int32_t q = input(w, CP_TENSOR_Q);
     struct cp_box k = cp_writer_box(w, input(w, CP_TENSOR_K));
     struct cp_box v = cp_writer_box(w, input(w, CP_TENSOR_V));
-    struct cp_arena start = w->scratch;
+    int64_t start = w->scratch.bytes;
     for (int64_t first = 0; first < all.count; first += PACKED_KEYS) {
         int64_t rest = all.count - first;
         int64_t keys = rest < PACKED_KEYS ? rest : PACKED_KEYS;
@@ -25,14 +25,11 @@ static void attend_keys(struct cp_writer *w, int32_t state)
         if (!cp_writer_is_live(w, w->rank, &block)) {
             return; /* nor is any behind it */
         }
-        struct cp_arena place = start;
-        int32_t packed_k = cp_writer_rows(w, &place, CP_LAYOUT_K, CP_TENSOR_K, keys,
-                                          w->call->kv_heads);
-        int32_t packed_v = cp_writer_rows(w, &place, CP_LAYOUT_V, CP_TENSOR_V, keys,
-                                          w->call->kv_heads);
-        if (place.bytes > w->scratch.bytes) {
-            w->scratch.bytes = place.bytes;
-        }
+        w->scratch.bytes = start;
+        int32_t packed_k = cp_writer_rows(w, &w->scratch, CP_LAYOUT_K, CP_TENSOR_K,
+                                          keys, w->call->kv_heads);
+        int32_t packed_v = cp_writer_rows(w, &w->scratch, CP_LAYOUT_V, CP_TENSOR_V,
+                                          keys, w->call->kv_heads);
         cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,
                       cp_writer_box(w, packed_k), cp_writer_row_range(k, first, keys));
         cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,

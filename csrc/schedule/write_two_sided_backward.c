@@ -1,45 +1,35 @@
 /* Attention over sends and receives, backward: sums of keys travel with their block. */
 #include "schedule/write_two_sided.h"
 
-/* The query side for the own heads, and the sum over all keys. */
-enum { ROW_Q, ROW_DOUT, ROW_LSE, ROW_DELTA };
-
 static void grad_block(struct cp_two_sided *t, int b, int32_t dq)
 {
     struct cp_writer *w = &t->w;
     const struct cp_row_buffers rows = {
-        .q = t->rows[ROW_Q].gathered,
-        .dout = t->rows[ROW_DOUT].gathered,
-        .lse = t->rows[ROW_LSE].gathered,
-        .delta = t->rows[ROW_DELTA].gathered,
+        .q = cp_two_sided_gathered(t, CP_TENSOR_Q),
+        .dout = cp_two_sided_gathered(t, CP_TENSOR_DOUT),
+        .lse = cp_two_sided_gathered(t, CP_TENSOR_LSE),
+        .delta = cp_two_sided_gathered(t, CP_TENSOR_DELTA),
         .dq = dq,
     };
-    for (int m = 0; m < t->ulysses; m++) {
-        struct cp_block block = cp_two_sided_block_of(t, b, m);
-        const struct cp_segment *segment = cp_two_sided_segment_of(t, b, m);
-        if (!cp_writer_is_live(w, w->rank, &block)) {
-            continue;
-        }
+    struct cp_block block = cp_two_sided_block_of(t, b);
+    struct cp_key_block *of_block = &t->blocks[b];
+    if (cp_writer_is_live(w, w->rank, &block)) {
         struct cp_key_boxes keys = {
-            .k = cp_writer_box(w, segment->k),
-            .v = cp_writer_box(w, segment->v),
-            .mask = cp_writer_mask_box(w, segment->mask, w->heads.first, &block),
-            .dk = cp_writer_box(w, segment->dk),
-            .dv = cp_writer_box(w, segment->dv),
+            .k = cp_writer_box(w, of_block->k),
+            .v = cp_writer_box(w, of_block->v),
+            .mask = cp_writer_mask_box(w, of_block->mask, w->heads.first, &block),
+            .dk = cp_writer_box(w, of_block->dk),
+            .dv = cp_writer_box(w, of_block->dv),
         };
         cp_writer_grad(w, &rows, &keys, &block);
     }
-    t->block_done[b] = w->builder.lane_steps[CP_LANE_COMPUTE];
+    of_block->done = w->builder.lane_steps[CP_LANE_COMPUTE];
 }
 
 static void move_sums(struct cp_two_sided *t, int b, int peer, bool is_send)
 {
-    for (int m = 0; m < t->ulysses; m++) {
-        cp_two_sided_move_buffer(t, cp_two_sided_segment_of(t, b, m)->dk, peer,
-                                 is_send);
-        cp_two_sided_move_buffer(t, cp_two_sided_segment_of(t, b, m)->dv, peer,
-                                 is_send);
-    }
+    cp_two_sided_move_buffer(t, t->blocks[b].dk, peer, is_send);
+    cp_two_sided_move_buffer(t, t->blocks[b].dv, peer, is_send);
 }
 
 /* Hop j of the sums: those of the block met in step j - 1 leave, those of step j
@@ -47,101 +37,72 @@ static void move_sums(struct cp_two_sided *t, int b, int peer, bool is_send)
  */
 static void pass_sums(struct cp_two_sided *t, int j)
 {
+    int left = cp_two_sided_block_at(t, j - 1);
     t->group += 1;
     int32_t first = cp_two_sided_step_count(t);
-    move_sums(t, cp_two_sided_block_at(t, j - 1), cp_two_sided_ring_peer(t, -1), true);
+    move_sums(t, left, cp_two_sided_ring_peer(t, -1), true);
     move_sums(t, cp_two_sided_block_at(t, j), cp_two_sided_ring_peer(t, 1), false);
-    cp_two_sided_group_after_compute(t, first,
-                                     t->block_done[cp_two_sided_block_at(t, j - 1)]);
+    cp_two_sided_group_after_compute(t, first, t->blocks[left].done);
 }
 
-/* Sums of the own keys for the heads of every member: added up in the members' order.
- */
-static void collect_sums(struct cp_two_sided *t, int32_t dk, int32_t dv)
+/* What goes into the first exchange; delta is made here. */
+static void share_rows(struct cp_two_sided *t)
 {
     struct cp_writer *w = &t->w;
-    struct cp_builder *b = &w->builder;
-    t->group += 1;
-    int32_t first = cp_two_sided_step_count(t);
-    for (int index = 1; index < t->ulysses; index++) {
-        int m = cp_two_sided_member_at(t, index);
-        int peer = cp_two_sided_rank_of(t, w->r, m);
-        struct cp_segment *sums = &t->exchange[m].sums;
-        int64_t keys = w->plan->kv_rows[w->rank].count;
-        sums->dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys,
-                                  w->plan->kv_heads[m].count);
-        sums->dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys,
-                                  w->plan->kv_heads[m].count);
-        cp_two_sided_move_buffer(t, cp_two_sided_segment_of(t, w->r, m)->dk, peer,
-                                 true);
-        cp_two_sided_move_buffer(t, cp_two_sided_segment_of(t, w->r, m)->dv, peer,
-                                 true);
-        cp_two_sided_move_buffer(t, sums->dk, peer, false);
-        cp_two_sided_move_buffer(t, sums->dv, peer, false);
-    }
-    cp_two_sided_group_after_compute(t, first, w->builder.lane_steps[CP_LANE_COMPUTE]);
-    cp_build_zero(b, CP_LANE_IN, dk);
-    cp_build_zero(b, CP_LANE_IN, dv);
-    for (int m = 0; m < t->ulysses; m++) {
-        const struct cp_segment *sums =
-            m == w->u ? cp_two_sided_segment_of(t, w->r, m) : &t->exchange[m].sums;
-        struct cp_box to_k =
-            cp_writer_heads(cp_writer_box(w, dk), w->plan->kv_heads[m]);
-        struct cp_box to_v =
-            cp_writer_heads(cp_writer_box(w, dv), w->plan->kv_heads[m]);
-        cp_build_after(b,
-                       cp_build_move(b, CP_STEP_REDUCE, CP_LANE_IN, to_k,
-                                     cp_writer_box(w, sums->dk)),
-                       CP_LANE_COMPUTE);
-        cp_build_after(b,
-                       cp_build_move(b, CP_STEP_REDUCE, CP_LANE_IN, to_v,
-                                     cp_writer_box(w, sums->dv)),
-                       CP_LANE_COMPUTE);
-    }
+    static const enum cp_tensor_role roles[] = {CP_TENSOR_Q, CP_TENSOR_K, CP_TENSOR_V,
+                                                CP_TENSOR_LSE};
+    cp_two_sided_share_inputs(t, roles, sizeof roles / sizeof *roles);
+    int32_t dout = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_DOUT);
+    int32_t delta = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA,
+                                   w->plan->q_rows[w->rank].count, w->call->heads);
+    cp_writer_delta(w, CP_LANE_IN, delta, dout);
+    cp_two_sided_share(t, CP_TENSOR_DOUT, dout);
+    cp_two_sided_share(t, CP_TENSOR_DELTA, delta);
 }
 
-static void return_queries(struct cp_two_sided *t, int32_t sum)
+/* Into the dtype that the sum travels in. */
+static void round_sum(struct cp_two_sided *t, struct cp_shared *sum)
 {
     struct cp_writer *w = &t->w;
-    const enum cp_tensor_role role = CP_TENSOR_DQ;
-    int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
-    int32_t result = t->ulysses == 1
-                         ? dq
-                         : cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DQ,
-                                          w->rows.count, w->heads.count);
-    cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, result),
-                  cp_writer_box(w, sum));
-    if (t->ulysses > 1) {
-        cp_two_sided_exchange_out(t, &role, &result, &dq, 1);
-    }
+    struct cp_box whole = cp_writer_box(w, sum->gathered);
+    cp_two_sided_declare_gathered(t, sum);
+    cp_build_after(&w->builder,
+                   cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE,
+                                 cp_writer_box(w, sum->gathered), whole),
+                   CP_LANE_IN);
 }
 
-/* The caller's tensors of query rows, and delta, which is made here. */
-static void list_rows(struct cp_two_sided *t)
+/* The sums of the group's rows go home. A sum that is whole is rounded before it is sent;
+ * parts of one are sent as they are and added up in the order of the members. */
+static void return_sums(struct cp_two_sided *t, int32_t dq)
 {
     struct cp_writer *w = &t->w;
-    t->rows[ROW_Q].role = CP_TENSOR_Q;
-    t->rows[ROW_Q].own = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q);
-    t->rows[ROW_DOUT].role = CP_TENSOR_DOUT;
-    t->rows[ROW_DOUT].own = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_DOUT);
-    t->rows[ROW_LSE].role = CP_TENSOR_LSE;
-    t->rows[ROW_LSE].own = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_LSE);
-    t->rows[ROW_DELTA].role = CP_TENSOR_DELTA;
-    t->rows[ROW_DELTA].own =
-        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA,
-                       w->plan->q_rows[w->rank].count, w->call->heads);
-    t->row_count = CP_ROW_TENSORS;
-    cp_writer_delta(w, CP_LANE_IN, t->rows[ROW_DELTA].own, t->rows[ROW_DOUT].own);
-}
-
-static void zero_sums(struct cp_two_sided *t)
-{
-    for (int m = 0; m < t->ulysses; m++) {
-        struct cp_segment *own = cp_two_sided_segment_of(t, t->w.r, m);
-        cp_two_sided_declare_sums(t, own, &t->w.scratch,
-                                  cp_two_sided_rank_of(t, t->w.r, m));
-        cp_build_zero(&t->w.builder, CP_LANE_COMPUTE, own->dk);
-        cp_build_zero(&t->w.builder, CP_LANE_COMPUTE, own->dv);
+    const struct cp_key_block *own = &t->blocks[w->r];
+    bool meets = cp_two_sided_heads_meet(t);
+    int64_t keys = w->plan->kv_rows[w->rank].count;
+    struct cp_shared sums[] = {{.role = CP_TENSOR_DQ, .gathered = dq},
+                               {.role = CP_TENSOR_DK, .gathered = own->dk},
+                               {.role = CP_TENSOR_DV, .gathered = own->dv}};
+    cp_two_sided_reuse(t);
+    for (int i = 0; i < 3; i++) {
+        struct cp_shared *sum = &sums[i];
+        bool is_part = meets && i > 0;
+        sum->dtype = is_part ? w->sum : w->dtype;
+        sum->own =
+            is_part ? cp_writer_sums(w, &w->scratch, sum->role, keys, w->call->kv_heads)
+                    : cp_writer_tensor(w, CP_BUFFER_OUTPUT, sum->role);
+        if (is_part) {
+            cp_build_after(&w->builder,
+                           cp_build_zero(&w->builder, CP_LANE_IN, sum->own),
+                           CP_LANE_COMPUTE);
+        }
+        if (t->ulysses > 1 && sum->dtype != w->sum) {
+            round_sum(t, sum);
+        }
+    }
+    cp_two_sided_exchange_out(t, sums, 3);
+    if (meets) {
+        cp_writer_return_keys(w, CP_LANE_IN, sums[1].own, sums[2].own);
     }
 }
 
@@ -151,14 +112,15 @@ enum cp_code cp_write_two_sided_backward(const struct cp_plan *plan, int rank,
     struct cp_two_sided t;
     CP_TRY(cp_two_sided_init(&t, plan, rank));
     struct cp_writer *w = &t.w;
-    list_rows(&t);
-    int32_t k = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K);
-    int32_t v = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V);
-    cp_two_sided_exchange_in(&t, k, v);
-    int32_t dq =
-        cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ, w->rows.count, w->heads.count);
+    int32_t dq = cp_writer_runs(w, &w->scratch, CP_TENSOR_DQ, w->sum, w->rows.count,
+                                w->heads.count);
+    cp_two_sided_declare_sums(&t, w->r);
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, dq);
-    zero_sums(&t);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, t.blocks[w->r].dk);
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, t.blocks[w->r].dv);
+    share_rows(&t);
+    cp_two_sided_exchange_in(&t);
+    cp_two_sided_make_block(&t);
     cp_two_sided_declare_blocks(&t);
     bool passes = !cp_two_sided_is_allgather(&t);
     if (t.ring > 1 && passes) {
@@ -177,15 +139,6 @@ enum cp_code cp_write_two_sided_backward(const struct cp_plan *plan, int rank,
     if (t.ring > 1) {
         pass_sums(&t, t.ring);
     }
-    return_queries(&t, dq);
-    struct cp_segment own = *cp_two_sided_segment_of(&t, w->r, w->u);
-    if (t.ulysses > 1) {
-        own.dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, plan->kv_rows[rank].count,
-                                w->call->kv_heads);
-        own.dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, plan->kv_rows[rank].count,
-                                w->call->kv_heads);
-        collect_sums(&t, own.dk, own.dv);
-    }
-    cp_writer_return_keys(w, CP_LANE_IN, own.dk, own.dv);
+    return_sums(&t, dq);
     return cp_two_sided_take(&t, out);
 }

@@ -36,9 +36,12 @@ TEST(rows_lie_in_rank_order_and_groups_hold_a_contiguous_stretch)
     CHECK_EQ_I64(plan->kv_rows[5].first, 2 * (0 + 1 + 2 + 3 + 4));
     for (int rank = 0; rank < WORLD; rank++) {
         struct cp_range group = cp_plan_group_rows(plan, rank);
+        struct cp_range keys = cp_plan_group_keys(plan, rank);
         int first = rank / 2 * 2;
         CHECK_EQ_I64(group.first, plan->q_rows[first].first);
         CHECK_EQ_I64(group.count, 2 * first + 1);
+        CHECK_EQ_I64(keys.first, plan->kv_rows[first].first);
+        CHECK_EQ_I64(keys.count, 2 * (2 * first + 1));
     }
     CHECK_EQ_I64(plan->heads[1].first, 3);
     CHECK_EQ_I64(plan->kv_heads[0].count, 2); /* query heads 0..2 of 2 per kv head */

@@ -56,6 +56,28 @@ TEST(a_ring_attends_every_block_once_and_copies_no_queries)
     cp_plan_destroy(&plan);
 }
 
+/* Two blocks of three members' keys. Each tensor is copied once for each member on the way
+ * there, and once from each on the way back: parts are received into their places. */
+TEST(a_group_is_one_block_over_sends_and_receives)
+{
+    struct cp_record records[MOST];
+    struct cp_plan *plan = NULL;
+    struct cp_schedule *schedule = NULL;
+    int64_t bytes = 0;
+    attention(records, 2, 3, CP_OP_ATTENTION, 4);
+    CHECK_EQ_I64(cp_plan_create(records, 6, &format, &plan), CP_OK);
+    CHECK_EQ_I64(cp_schedule_create(plan, 1, CP_TWO_SIDED, &schedule), CP_OK);
+    CHECK_EQ_I64(count_steps(schedule, CP_STEP_ATTEND), 2);
+    CHECK_EQ_I64(count_steps(schedule, CP_STEP_PACK), 2);
+    CHECK_EQ_I64(count_steps(schedule, CP_STEP_COPY), (3 + 2) * 3);
+    for (int32_t i = 0; i < schedule->buffer_count; i++) {
+        bytes += schedule->buffers[i].bytes;
+    }
+    CHECK(schedule->scratch_bytes < bytes);
+    cp_schedule_destroy(&schedule);
+    cp_plan_destroy(&plan);
+}
+
 TEST(a_causal_ring_skips_blocks_that_no_row_sees)
 {
     for (int rank = 0; rank < 3; rank++) {

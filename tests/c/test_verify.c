@@ -772,6 +772,41 @@ static void change_group(struct cp_schedule *const *s)
     }
 }
 
+/* The keys of two members lie in each other's places. */
+static void swap_places(struct cp_schedule *const *s)
+{
+    struct cp_step *first = NULL;
+    for (int32_t i = 0; i < s[1]->step_count; i++) {
+        struct cp_step *step = &s[1]->steps[i];
+        const struct cp_box *place = &step->arg[CP_ARG_DST];
+        if (step->op == CP_STEP_RECV &&
+            s[1]->buffers[place->buffer].role == CP_TENSOR_K) {
+            if (first != NULL) {
+                struct cp_box kept = first->arg[CP_ARG_DST];
+                first->arg[CP_ARG_DST] = *place;
+                step->arg[CP_ARG_DST] = kept;
+                return;
+            }
+            first = step;
+        }
+    }
+}
+
+/* The block is met before all of it came; results leave before they are made. */
+static void meet_early(struct cp_schedule *const *s)
+{
+    the_step(s, 1, CP_STEP_ATTEND, 0)->after[CP_LANE_IN] = 0;
+}
+
+static void leave_unmade(struct cp_schedule *const *s)
+{
+    for (int32_t i = 0; i < s[1]->step_count; i++) {
+        if (s[1]->steps[i].op == CP_STEP_SEND || s[1]->steps[i].op == CP_STEP_RECV) {
+            s[1]->steps[i].after[CP_LANE_COMPUTE] = 0;
+        }
+    }
+}
+
 static void rows_of_another(struct cp_schedule *const *s)
 {
     the_step(s, 1, CP_STEP_REDUCE, 0)->arg[CP_ARG_SRC].first[1] += 2;
@@ -919,6 +954,12 @@ static const struct planted planted[] = {
      "rank 0 step", "does not receive"},
     {"grad dropped, two-sided", drop_grad, CP_OP_ATTENTION_BACKWARD, 4, CP_TWO_SIDED,
      "rank ", "has 6 of 7 keys"},
+    {"members' places swapped", swap_places, CP_OP_ATTENTION, 1, CP_TWO_SIDED,
+     "rank 1 step", "holds k of row"},
+    {"met before it came", meet_early, CP_OP_ATTENTION, 1, CP_TWO_SIDED, "rank 1 step",
+     "nothing orders the two"},
+    {"sent before it is made", leave_unmade, CP_OP_ATTENTION, 1, CP_TWO_SIDED,
+     "rank 1 step", "read before it is written"},
     {"part left out", drop_reduce, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 1",
      "has 3 of 4 ranks"},
     {"part added twice", repeat_reduce, CP_OP_REDUCE_SCATTER, 2, CP_PULL, "rank 1 step",

@@ -48,7 +48,8 @@ static void check_operations(const struct costs *costs,
 
 static const struct {
     int ring, ulysses;
-} layouts[] = {{2, 1}, {4, 1}, {8, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 2}, {2, 4}, {4, 2}};
+} layouts[] = {{1, 1}, {2, 1}, {4, 1}, {8, 1}, {1, 2},
+               {1, 4}, {1, 8}, {2, 2}, {2, 4}, {4, 2}};
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 TEST(forward)
@@ -69,9 +70,10 @@ TEST(forward)
             check_operations(
                 &costs[rank],
                 (uint64_t[TALLY_KINDS]){
-                    [TALLY_ATTEND] = (uint64_t)(ring * ulysses),
+                    [TALLY_ATTEND] = (uint64_t)ring,
                     [TALLY_FINISH] = 1,
-                    [TALLY_COPY] = has_group ? (uint64_t)(6 * ulysses - 2) : 2,
+                    /* q, k, v for each member and out of each; k and v are packed. */
+                    [TALLY_COPY] = has_group ? (uint64_t)(4 * ulysses + 2) : 2,
                     [TALLY_ZERO] = 1,
                 });
             CHECK_EQ_U64(costs[rank].stats.groups, ring - 1 + (has_group ? 2 : 0));
@@ -90,18 +92,30 @@ TEST(backward)
         costs_play(&what, costs);
         check_host_is_free(costs, ring * ulysses);
         bool has_group = ulysses > 1;
+        int64_t tensor_bytes = ROWS * HEADS * DIM * BYTES;
+        int64_t row_bytes = ROWS * HEADS * 4;
+        /* q, k, v, dout, dq, dk, dv inside the group, and lse and delta in float32; then
+         * around the ring k and v but for one hop, and the float32 sums of dk and dv. */
+        int64_t sent = (7 * tensor_bytes + 2 * row_bytes) * (ulysses - 1) / ulysses +
+                       (ring - 1) * 2 * tensor_bytes +
+                       (ring > 1 ? ring * 4 * tensor_bytes : 0);
         for (int rank = 0; rank < ring * ulysses; rank++) {
             check_operations(
                 &costs[rank],
                 (uint64_t[TALLY_KINDS]){
                     [TALLY_DELTA] = 1,
-                    [TALLY_GRAD] = (uint64_t)(2 * ring * ulysses),
-                    [TALLY_COPY] = has_group ? (uint64_t)(12 * ulysses - 2) : 5,
-                    [TALLY_ADD] = has_group ? (uint64_t)(2 * ulysses) : 0,
-                    [TALLY_ZERO] = has_group ? (uint64_t)(2 * ulysses + 3) : 3,
+                    [TALLY_GRAD] = (uint64_t)(2 * ring),
+                    /* Six tensors for each member and three of each; three sums are
+                     * rounded. Without a group k and v, if they are sent at all, and
+                     * the three. */
+                    [TALLY_COPY] = has_group  ? (uint64_t)(9 * ulysses + 3)
+                                   : ring > 1 ? 5
+                                              : 3,
+                    [TALLY_ZERO] = 3,
                 });
             CHECK_EQ_U64(costs[rank].stats.groups,
-                         (ring > 1 ? 2 * ring - 1 : 0) + (has_group ? 3 : 0));
+                         (ring > 1 ? 2 * ring - 1 : 0) + (has_group ? 2 : 0));
+            CHECK_EQ_U64(costs[rank].stats.sent_bytes, sent);
         }
     }
 }
