@@ -425,6 +425,32 @@ TEST(a_group_in_progress_is_not_in_its_stream)
     world_end(&world);
 }
 
+/* The default stream follows the blocking ones, for groups that came in progress too. */
+TEST(a_group_on_the_default_stream_follows_the_blocking_ones)
+{
+    struct world world;
+    struct rank rank;
+    cudaStream_t blocking;
+    unsigned char got = 0;
+    world_begin(&world, 1);
+    OK(rank_begin(&rank, 0, &world));
+    OK(cudaStreamCreate(&blocking));
+    for (int round = 0; round < 20; round++) {
+        OK(cudaMemsetAsync(send_part(&rank, 0), round, 1, blocking));
+        OK(ncclGroupStart());
+        OK(send(&rank, 0, 1, NULL));
+        OK(receive(&rank, 0, 1, NULL));
+        OK(group_end(rank.comm));
+        OK(cudaMemcpyAsync(&got, recv_part(&rank, 0), 1, cudaMemcpyDeviceToHost,
+                           blocking));
+        OK(cudaStreamSynchronize(blocking));
+        CHECK_EQ_I64(got, round);
+    }
+    OK(cudaStreamDestroy(blocking));
+    rank_end(&rank);
+    world_end(&world);
+}
+
 static void leave_a_group_open(int self, void *arg)
 {
     (void)arg;
