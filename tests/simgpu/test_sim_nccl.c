@@ -259,10 +259,131 @@ TEST(a_deadlock_is_found_and_says_who_waits_for_what)
         simgpu_keep_violations(true);
         ranks_as_threads(size, post_in_a_circle, &world);
         CHECK_EQ_I64(simgpu_violations(), 1);
-        expect_violation("deadlock; rank 0, group 1 waits to send 32 bytes to rank 1");
+        expect_violation(": rank 0, group 1 waits to send 32 bytes to rank 1");
         expect_violation("rank 1, group 1 waits to send 32 bytes to rank");
         world_end(&world);
     }
+}
+
+/* ---- several communicators on a device ---- */
+
+/* Communicator i joins rank i, as its 0, and the next rank, as its 1. */
+struct links {
+    struct world world; /* first, so that a rank begins with this */
+    ncclUniqueId id[WORLD_MOST];
+    bool is_own_first; /* on every rank; else the one with the lower number */
+    bool has_one_stream;
+    bool is_stuck; /* what is expected */
+};
+
+static int number_of(const ncclUniqueId *id)
+{
+    return atoi(id->internal + strlen("simnccl "));
+}
+
+/* A byte each way on the rank's communicator i; `peer` of the world. */
+static void swap_byte(struct rank *rank, ncclComm_t comm, int i, int peer,
+                      cudaStream_t stream)
+{
+    const struct links *links = (const struct links *)rank->world;
+    int other = rank->self == i ? 1 : 0;
+    OK(ncclGroupStart());
+    ncclResult_t sent =
+        ncclSend(send_part(rank, peer), 1, ncclUint8, other, comm, stream);
+    ncclResult_t received =
+        ncclRecv(recv_part(rank, i), 1, ncclUint8, other, comm, stream);
+    ncclResult_t result = group_end(comm);
+    CHECK(sent == ncclSuccess || (links->is_stuck && sent == ncclInternalError));
+    CHECK(received == ncclSuccess ||
+          (links->is_stuck && received == ncclInternalError));
+    CHECK(result == ncclSuccess || (links->is_stuck && result == ncclInternalError));
+}
+
+static void use_two_communicators(int self, void *arg)
+{
+    struct rank rank;
+    struct links *links = arg;
+    ncclConfig_t config = cp_nccl_config();
+    ncclComm_t comms[2];
+    int size = links->world.size, before = (self + size - 1) % size;
+    int links_of[2] = {self, before};           /* by their numbers */
+    int peers[2] = {(self + 1) % size, before}; /* by their ranks */
+    OK(rank_begin(&rank, self, &links->world));
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ_I64(
+            ncclCommInitRankConfig(&comms[i], 2, links->id[links_of[i]], i, &config),
+            ncclInProgress);
+    }
+    OK(settle(comms[0]));
+    OK(settle(comms[1]));
+    int first = links->is_own_first || self < before ? 0 : 1;
+    swap_byte(&rank, comms[first], links_of[first], peers[first], rank.a);
+    swap_byte(&rank, comms[!first], links_of[!first], peers[!first],
+              links->has_one_stream ? rank.a : rank.b);
+    OK(cudaStreamSynchronize(rank.a)); /* nobody hangs after a violation */
+    OK(cudaStreamSynchronize(rank.b));
+    for (int i = 0; i < 2; i++) {
+        unsigned char got = 0;
+        OK(cudaMemcpy(&got, recv_part(&rank, links_of[i]), 1, cudaMemcpyDeviceToHost));
+        CHECK(links->is_stuck || got == peers[i] + 1);
+        CHECK_EQ_I64(settle(comms[i]),
+                     links->is_stuck ? ncclInternalError : ncclSuccess);
+        OK(ncclCommAbort(comms[i]));
+    }
+    rank_end(&rank);
+}
+
+static void links_play(int size, bool is_own_first, bool has_one_stream,
+                       enum simnccl_order order)
+{
+    struct links links = {.is_own_first = is_own_first,
+                          .has_one_stream = has_one_stream};
+    TEST_CONTEXT("%d ranks, own first %d, order %d", size, is_own_first, order);
+    world_begin(&links.world, size);
+    for (int i = 0; i < size; i++) {
+        OK(ncclGetUniqueId(&links.id[i]));
+    }
+    links.is_stuck = is_own_first && order != SIMNCCL_TOGETHER;
+    simnccl_set_order(order);
+    simgpu_keep_violations(true);
+    ranks_as_threads(size, use_two_communicators, &links);
+    CHECK_EQ_I64(simgpu_violations(), links.is_stuck ? 1 : 0);
+    for (int i = 0; i < size && links.is_stuck; i++) {
+        char part[200];
+        int number = number_of(&links.id[i]);
+        (void)snprintf(part, sizeof part,
+                       "communicator %d: rank 0, group 1 waits to send 1 bytes to "
+                       "rank 1, to receive 1 bytes from rank 1",
+                       number);
+        expect_violation(part);
+        (void)snprintf(part, sizeof part,
+                       "communicator %d: rank 1, group 1 waits for group 1 of "
+                       "communicator %d on device %d",
+                       number, number_of(&links.id[(i + 1) % size]), (i + 1) % size);
+        expect_violation(part);
+    }
+    world_end(&links.world);
+}
+
+TEST(communicators_in_opposite_orders_are_found)
+{
+    links_play(2, true, false, SIMNCCL_AS_GIVEN);
+    links_play(3, true, true, SIMNCCL_AS_GIVEN);
+    links_play(4, true, false, SIMNCCL_AS_GIVEN);
+}
+
+TEST(communicators_in_the_same_order_do_not_meet)
+{
+    for (int round = 0; round < 5; round++) {
+        links_play(2, false, false, SIMNCCL_AS_GIVEN);
+        links_play(4, false, true, SIMNCCL_AS_GIVEN);
+    }
+}
+
+TEST(communicators_that_a_device_has_room_for_need_no_order)
+{
+    links_play(2, true, false, SIMNCCL_TOGETHER);
+    links_play(3, true, false, SIMNCCL_TOGETHER);
 }
 
 /* Rank 1 never posts. Rank 0 waits, and its abort from another thread ends the wait. */
