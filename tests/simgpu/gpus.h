@@ -1,5 +1,5 @@
 /* Ranks that are threads with a simulated GPU each, joined by NCCL's stand-in: what a
- * world's transport (tests/c/world.h) opens, joins, leaves and closes. */
+ * world's transport (tests/c/world.h) does. */
 #ifndef CP_TESTS_GPUS_H
 #define CP_TESTS_GPUS_H
 
@@ -69,5 +69,75 @@ static inline void gpus_leave(struct world *w, int rank)
     CHECK_EQ_I64(cudaStreamDestroy(gpu->stream), cudaSuccess);
     free(gpu);
 }
+
+/* The bytes that a view reaches, from the lowest. */
+static inline char *gpus_extent(const struct cp_view *view, size_t *bytes)
+{
+    int64_t low = 0, high = cp_dtype_bytes(view->dtype);
+    for (int axis = 0; axis < CP_AXES; axis++) {
+        int64_t reach = (view->n[axis] - 1) * view->stride[axis];
+        low += reach < 0 ? reach : 0;
+        high += reach > 0 ? reach : 0;
+    }
+    *bytes = cp_view_count(view) > 0 ? (size_t)(high - low) : 0;
+    return view->data + low;
+}
+
+static inline struct cp_stream *gpus_take(struct world *w, int rank,
+                                          struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        void *copy = NULL;
+        if (tensors[role].data == NULL) {
+            continue;
+        }
+        char *low = gpus_extent(&tensors[role], &bytes);
+        CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
+        CHECK_EQ_I64(
+            cudaMemcpyAsync(copy, low, bytes, cudaMemcpyHostToDevice, gpu->stream),
+            cudaSuccess);
+        tensors[role].data = (char *)copy + (tensors[role].data - low);
+    }
+    return (struct cp_stream *)gpu->stream;
+}
+
+static inline void gpus_give(struct world *w, int rank,
+                             const struct cp_view host[CP_TENSORS],
+                             const struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = gpus_extent(&host[role], &bytes);
+            CHECK_EQ_I64(cudaMemcpyAsync(low,
+                                         tensors[role].data - (host[role].data - low),
+                                         bytes, cudaMemcpyDeviceToHost, gpu->stream),
+                         cudaSuccess);
+        }
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
+        if (tensors[role].data != NULL) {
+            char *low = gpus_extent(&host[role], &bytes);
+            CHECK_EQ_I64(cudaFree(tensors[role].data - (host[role].data - low)),
+                         cudaSuccess);
+        }
+    }
+}
+
+static const struct world_transport gpus = {
+    .name = "simulated GPUs",
+    .open = gpus_open,
+    .close = gpus_close,
+    .join = gpus_join,
+    .leave = gpus_leave,
+    .take = gpus_take,
+    .give = gpus_give,
+};
 
 #endif
