@@ -1,5 +1,5 @@
 /* Ranks that are threads with a simulated GPU each, joined by NCCL's stand-in: what a
- * world's transport (tests/c/world.h) opens, joins, leaves and closes. */
+ * world's transport (tests/c/world.h) does. */
 #ifndef CP_TESTS_GPUS_H
 #define CP_TESTS_GPUS_H
 
@@ -77,7 +77,7 @@ static inline void gpus_leave(struct world *w, int rank)
 }
 
 /* The bytes that a view reaches, from the lowest. */
-static inline char *extent_of(const struct cp_view *view, size_t *bytes)
+static inline char *gpus_extent(const struct cp_view *view, size_t *bytes)
 {
     int64_t low = 0, high = cp_dtype_bytes(view->dtype);
     for (int axis = 0; axis < CP_AXES; axis++) {
@@ -100,7 +100,7 @@ static inline struct cp_stream *gpus_take(struct world *w, int rank,
         if (tensors[role].data == NULL) {
             continue;
         }
-        char *low = extent_of(&tensors[role], &bytes);
+        char *low = gpus_extent(&tensors[role], &bytes);
         CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
         CHECK_EQ_I64(
             cudaMemcpyAsync(copy, low, bytes, cudaMemcpyHostToDevice, gpu->stream),
@@ -118,7 +118,7 @@ static inline void gpus_give(struct world *w, int rank,
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         if (tensors[role].data != NULL) {
-            char *low = extent_of(&host[role], &bytes);
+            char *low = gpus_extent(&host[role], &bytes);
             CHECK_EQ_I64(cudaMemcpyAsync(low,
                                          tensors[role].data - (host[role].data - low),
                                          bytes, cudaMemcpyDeviceToHost, gpu->stream),
@@ -129,11 +129,21 @@ static inline void gpus_give(struct world *w, int rank,
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         if (tensors[role].data != NULL) {
-            char *low = extent_of(&host[role], &bytes);
+            char *low = gpus_extent(&host[role], &bytes);
             CHECK_EQ_I64(cudaFree(tensors[role].data - (host[role].data - low)),
                          cudaSuccess);
         }
     }
 }
+
+static const struct world_transport gpus = {
+    .name = "simulated GPUs",
+    .open = gpus_open,
+    .close = gpus_close,
+    .join = gpus_join,
+    .leave = gpus_leave,
+    .take = gpus_take,
+    .give = gpus_give,
+};
 
 #endif

@@ -87,7 +87,7 @@ void sim_delay(uint64_t *random);
 cudaStream_t sim_stream(cudaStream_t stream);
 /* Takes the operation. What CUDA says of the default stream is added. */
 void sim_enqueue(cudaStream_t stream, struct sim_op *op);
-/* The same, locked; without the default stream's order. */
+/* The same, locked. */
 void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op);
 cudaError_t sim_wait_for_stream(cudaStream_t stream);
 cudaError_t sim_wait_for_device(int device);

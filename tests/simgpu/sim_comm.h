@@ -6,7 +6,7 @@
 #include "sim.h"
 #include "sim_nccl.h"
 
-enum { SIM_RANKS = 16, SIM_COMM = 0x636f6d6d };
+enum { SIM_RANKS = 16, SIM_COMM = 0x636f6d6d, SIM_HUB_TEXT = 1600 };
 
 struct transfer {
     unsigned char *data;
@@ -21,8 +21,9 @@ struct transfer {
 struct group {
     struct sim_op op;
     struct ncclComm *comm;
-    uint64_t number; /* of the communicator on this rank, from 1 */
-    bool has_begun, is_stuck;
+    uint64_t number;    /* of the communicator on this rank, from 1 */
+    struct group *next; /* that its device was given, whatever the communicator */
+    bool has_begun, is_stuck, is_in_circle;
     int count;
     struct transfer transfers[];
 };
@@ -30,11 +31,12 @@ struct group {
 /* What the ranks of one communicator share. */
 struct hub {
     char id[CP_NCCL_ID_BYTES];
+    int number; /* in the id; the communicator's name in reports */
     int world, come;
     struct ncclComm *comms[SIM_RANKS];
     int64_t ready_at_ns; /* when it is made, once all have come */
     ncclResult_t result; /* of making it; later the error of all ranks */
-    char text[800];
+    char text[SIM_HUB_TEXT];
     struct sim_cond changed;
     struct hub *next;
 };
@@ -59,6 +61,9 @@ struct ncclComm {
     int deferred_polls;
     struct ncclComm *next;
 };
+
+/* Locked: the group is the stream's, and takes its place among those of its device. */
+void sim_group_give(struct group *group, cudaStream_t stream);
 
 /* struct sim_op's entries for a group. */
 void sim_group_run(struct sim_op *op, cudaStream_t stream);

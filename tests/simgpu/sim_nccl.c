@@ -127,7 +127,7 @@ static ncclResult_t comm_poll(struct ncclComm *comm)
         }
         struct group *group = comm->deferred;
         comm->deferred = NULL;
-        sim_enqueue_locked(comm->deferred_stream, &group->op);
+        sim_group_give(group, comm->deferred_stream);
     }
     if (hub->result != ncclSuccess) {
         (void)snprintf(comm->text, sizeof comm->text, "%.390s", hub->text);
@@ -192,6 +192,7 @@ static struct hub *hub_of(const ncclUniqueId *id, int world)
     if (!hub && strncmp(id->internal, "simnccl ", 8) == 0) {
         hub = SIM_ROOM(struct hub);
         memcpy(hub->id, id->internal, sizeof hub->id);
+        hub->number = atoi(id->internal + strlen("simnccl "));
         hub->world = world;
         hub->next = hubs;
         hubs = hub;
@@ -460,11 +461,10 @@ static ncclResult_t post(int at)
         comm->deferred = group;
         comm->deferred_stream = stream;
         comm->deferred_polls = 1 + (int)(draw() % 3);
+    } else {
+        sim_group_give(group, stream);
     }
     sim_unlock();
-    if (!is_deferred) {
-        sim_enqueue(stream, &group->op);
-    }
     return is_deferred ? ncclInProgress : ncclSuccess;
 }
 
@@ -654,6 +654,7 @@ int sim_nccl_count(void)
 void sim_nccl_reset(void)
 {
     simnccl_fail_after(-1);
+    simnccl_set_order(SIMNCCL_AS_GIVEN);
     sim_lock();
     fail_call_count = -1;
     version = 23203;

@@ -3,6 +3,10 @@
  *
  *  - A rank executes the groups of a communicator one at a time in the order posted, on
  *    whatever streams they are; being next gives no order of memory between two streams.
+ *  - A device executes the groups of different communicators one at a time too, in the
+ *    order in which it was given them, over all streams: a group keeps the device while
+ *    it waits for its peers. Two ranks that give their devices the groups of two
+ *    communicators in opposite orders wait for each other. simnccl_set_order has others.
  *  - The n-th send from a to b meets the n-th receive of b from a. Nothing moves before
  *    both ranks execute the groups that have them. The receiver's memory is filled with
  *    garbage when its group begins, the sender's is read as late as possible; a send ends
@@ -19,8 +23,9 @@
  * Violations (simgpu.h): sizes that differ, a group left open by a thread that ends or
  * waits for the device, one communicator used by two threads at once, a dead handle
  * used, memory that is not the device's, and ranks that wait for each other in a circle,
- * with what each waits for; all ranks' async error is then ncclInternalError. A rank that
- * never posts is no violation: its peers wait until they abort. */
+ * over one communicator or several, with what each waits for; all ranks' async error is
+ * then ncclInternalError. A rank that never posts is no violation: its peers wait until
+ * they abort. */
 #ifndef SIM_NCCL_H
 #define SIM_NCCL_H
 
@@ -43,6 +48,15 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device);
 
 /* All of them as cuda/ takes them. */
 const struct cp_nccl *simnccl_table(void);
+
+/* How the groups of several communicators share a device; that at first, and after
+ * simgpu_reset. Set while no group is under way. */
+enum simnccl_order {
+    SIMNCCL_AS_GIVEN, /* what NCCL_LAUNCH_ORDER_IMPLICIT=1 promises */
+    SIMNCCL_AS_READY, /* without it: one at a time, the first that its stream comes to */
+    SIMNCCL_TOGETHER, /* the same where the device has room for all of them */
+};
+void simnccl_set_order(enum simnccl_order order);
 
 /* What simnccl_version says: 2.32.3 at first. */
 void simnccl_set_version(int version);

@@ -8,7 +8,74 @@
 
 enum { RECV_GARBAGE = 0xa5 };
 
-static int64_t fail_group_count = -1; /* locked */
+static int64_t fail_group_count = -1;   /* locked */
+static enum simnccl_order device_order; /* locked */
+
+/* Of a device. Locked. */
+struct line {
+    struct group *first;   /* given and not ended, in that order */
+    struct group *running; /* the last that began; NULL: it has ended */
+};
+static struct line lines[SIMGPU_DEVICES];
+
+static bool is_over(const struct ncclComm *comm)
+{
+    return comm->is_aborted || comm->hub->result != ncclSuccess;
+}
+
+/* Locked: the group of another communicator that keeps the device, or that it does
+ * before this one; NULL: there is none. */
+static const struct group *ahead_of(const struct group *group)
+{
+    const struct line *line = &lines[group->comm->device];
+    const struct group *first = line->first;
+    if (device_order == SIMNCCL_TOGETHER || line->running) {
+        return device_order == SIMNCCL_TOGETHER ? NULL : line->running;
+    }
+    if (device_order == SIMNCCL_AS_READY) {
+        return NULL;
+    }
+    while (first != group && is_over(first->comm)) {
+        first = first->next;
+    }
+    return first == group ? NULL : first;
+}
+
+static bool is_next_of_comm(const struct group *group)
+{
+    return group->number == group->comm->ended + 1;
+}
+
+void sim_group_give(struct group *group, cudaStream_t stream)
+{
+    struct group **at = &lines[group->comm->device].first;
+    while (*at) {
+        at = &(*at)->next;
+    }
+    *at = group;
+    sim_enqueue_locked(stream, &group->op);
+    sim_wake(&group->comm->hub->changed); /* who waits for it may be in a circle now */
+}
+
+/* Locked. The group has ended: others may begin. */
+static void leave_line(struct group *group)
+{
+    struct line *line = &lines[group->comm->device];
+    struct hub *hub = group->comm->hub;
+    struct group **at = &line->first;
+    while (*at != group) {
+        at = &(*at)->next;
+    }
+    *at = group->next;
+    line->running = line->running == group ? NULL : line->running;
+    sim_wake(&hub->changed);
+    for (struct group *g = line->first; g; g = g->next) {
+        if (g->comm->hub != hub) {
+            hub = g->comm->hub;
+            sim_wake(&hub->changed);
+        }
+    }
+}
 
 /* Locked: the transfer of a group that has begun on `comm` which meets this one, posted
  * by `rank`; or NULL. */
@@ -40,11 +107,19 @@ void sim_group_describe(const struct sim_op *op, char *text, size_t bytes)
 {
     const struct group *group = (const struct group *)op;
     const struct ncclComm *comm = group->comm;
-    int at = snprintf(text, bytes, "rank %d, group %llu", comm->rank,
-                      (unsigned long long)group->number);
-    if (comm->running != group) {
+    int at = snprintf(text, bytes, "communicator %d: rank %d, group %llu",
+                      comm->hub->number, comm->rank, (unsigned long long)group->number);
+    if (!is_next_of_comm(group)) {
         (void)snprintf(text + at, bytes - (size_t)at, " waits for group %llu",
                        (unsigned long long)comm->ended + 1);
+        return;
+    }
+    const struct group *ahead = comm->running == group ? NULL : ahead_of(group);
+    if (ahead) {
+        (void)snprintf(text + at, bytes - (size_t)at,
+                       " waits for group %llu of communicator %d on device %d",
+                       (unsigned long long)ahead->number, ahead->comm->hub->number,
+                       comm->device);
         return;
     }
     const char *word = " waits";
@@ -60,72 +135,96 @@ void sim_group_describe(const struct sim_op *op, char *text, size_t bytes)
     }
 }
 
-/* Locked: does the rank wait for one of `stuck`? */
-static bool waits_for(const struct ncclComm *comm, const bool stuck[SIM_RANKS])
+/* Locked: the rank's group that its peers can wait for; NULL: it has given none. */
+static const struct group *next_of(const struct ncclComm *comm)
 {
-    const struct group *group = comm ? comm->running : NULL;
-    if (!group || !group->has_begun || group->is_stuck) {
-        return false;
+    const struct group *group = comm ? lines[comm->device].first : NULL;
+    while (group && group->comm != comm) {
+        group = group->next;
     }
-    for (int i = 0; i < group->count; i++) {
+    return group;
+}
+
+/* Locked: does it wait for one that is still taken to be in a circle? */
+static bool waits_in_circle(const struct group *group)
+{
+    const struct ncclComm *comm = group->comm;
+    if (comm->running != group) {
+        const struct group *ahead = ahead_of(group);
+        return ahead && ahead->is_in_circle;
+    }
+    for (int i = 0; i < group->count && group->has_begun && !group->is_stuck; i++) {
         const struct transfer *t = &group->transfers[i];
-        if (is_waiting(group, t) && stuck[t->peer]) {
+        const struct group *other = next_of(comm->hub->comms[t->peer]);
+        if (is_waiting(group, t) && other && other->is_in_circle) {
             return true;
         }
     }
     return false;
 }
 
-/* Locked. A rank is stuck if it waits for one that is in another group and stuck itself:
- * the largest such set. Fills the hub's text and says true where there is one. */
-static bool find_deadlock(struct hub *hub)
+/* Locked. Marks the groups that wait for each other, over peers and over devices: the
+ * largest set of which each waits for one in it. False: nobody is in it. */
+static bool find_circle(void)
 {
-    bool stuck[SIM_RANKS];
     bool has_changed = true, is_any = false;
-    for (int rank = 0; rank < SIM_RANKS; rank++) {
-        stuck[rank] = rank < hub->world;
+    for (int device = 0; device < SIMGPU_DEVICES; device++) {
+        for (struct group *g = lines[device].first; g; g = g->next) {
+            g->is_in_circle = is_next_of_comm(g) && !is_over(g->comm);
+        }
     }
     while (has_changed) {
-        has_changed = false;
-        for (int rank = 0; rank < hub->world; rank++) {
-            if (stuck[rank] && !waits_for(hub->comms[rank], stuck)) {
-                stuck[rank] = false;
-                has_changed = true;
+        has_changed = is_any = false;
+        for (int device = 0; device < SIMGPU_DEVICES; device++) {
+            for (struct group *g = lines[device].first; g; g = g->next) {
+                bool is_out = g->is_in_circle && !waits_in_circle(g);
+                g->is_in_circle = g->is_in_circle && !is_out;
+                has_changed = has_changed || is_out;
+                is_any = is_any || g->is_in_circle;
             }
         }
-    }
-    size_t at = (size_t)snprintf(hub->text, sizeof hub->text, "deadlock");
-    for (int rank = 0; rank < hub->world && at + 1 < sizeof hub->text; rank++) {
-        if (stuck[rank]) {
-            char text[300];
-            sim_group_describe(&hub->comms[rank]->running->op, text, sizeof text);
-            at += (size_t)snprintf(hub->text + at, sizeof hub->text - at, "; %s", text);
-            is_any = true;
-        }
-    }
-    if (!is_any) {
-        hub->text[0] = '\0';
     }
     return is_any;
 }
 
-/* Locked, and again on return. All ranks fail with the hub's text. */
-static void break_hub(struct hub *hub)
+/* Locked. All ranks fail with this text. */
+static void break_hub(struct hub *hub, const char *text)
 {
-    char text[sizeof hub->text];
     if (hub->result == ncclSuccess) {
-        memcpy(text, hub->text, sizeof text);
+        (void)snprintf(hub->text, sizeof hub->text, "%s", text);
         hub->result = ncclInternalError;
         sim_wake(&hub->changed);
-        sim_unlock();
-        sim_violate("%s", text);
-        sim_lock();
     }
 }
 
-static bool is_over(const struct ncclComm *comm)
+/* Locked, and again on return. False: there is no circle. */
+static bool break_circle(void)
 {
-    return comm->is_aborted || comm->hub->result != ncclSuccess;
+    char text[SIM_HUB_TEXT];
+    if (!find_circle()) {
+        return false;
+    }
+    size_t at = (size_t)snprintf(text, sizeof text, "deadlock");
+    for (int device = 0; device < SIMGPU_DEVICES; device++) {
+        for (struct group *g = lines[device].first; g; g = g->next) {
+            char what[300];
+            if (g->is_in_circle && at + 1 < sizeof text) {
+                sim_group_describe(&g->op, what, sizeof what);
+                at += (size_t)snprintf(text + at, sizeof text - at, "; %s", what);
+            }
+        }
+    }
+    for (int device = 0; device < SIMGPU_DEVICES; device++) {
+        for (struct group *g = lines[device].first; g; g = g->next) {
+            if (g->is_in_circle) {
+                break_hub(g->comm->hub, text);
+            }
+        }
+    }
+    sim_unlock();
+    sim_violate("%s", text);
+    sim_lock();
+    return true;
 }
 
 static size_t moved_bytes(const struct transfer *transfer)
@@ -139,14 +238,18 @@ static void give(struct group *group, struct transfer *send, struct transfer *ma
 {
     struct ncclComm *comm = group->comm;
     if (mate->bytes != send->bytes) {
+        char text[200];
         (void)snprintf(
-            comm->hub->text, sizeof comm->hub->text,
+            text, sizeof text,
             "rank %d sends %zu bytes to rank %d, which receives %zu "
             "(groups %llu and %llu)",
             comm->rank, send->bytes, send->peer, mate->bytes,
             (unsigned long long)group->number,
             (unsigned long long)comm->hub->comms[send->peer]->running->number);
-        break_hub(comm->hub);
+        break_hub(comm->hub, text);
+        sim_unlock();
+        sim_violate("%s", text);
+        sim_lock();
         return;
     }
     sim_unlock();
@@ -234,11 +337,11 @@ void sim_group_run(struct sim_op *op, cudaStream_t stream)
     struct ncclComm *comm = group->comm;
     struct hub *hub = comm->hub;
     sim_lock();
-    while (comm->ended + 1 != group->number && !is_over(comm)) {
+    while (!is_over(comm) && (!is_next_of_comm(group) || ahead_of(group))) {
         sim_wait(&hub->changed);
     }
     if (!is_over(comm)) {
-        comm->running = group;
+        comm->running = lines[comm->device].running = group;
         sim_unlock();
         bool is_right = begin_group(group, stream);
         sim_lock();
@@ -259,9 +362,7 @@ void sim_group_run(struct sim_op *op, cudaStream_t stream)
         if (!group->is_stuck && advance(group, stream)) {
             continue;
         }
-        if (find_deadlock(hub)) {
-            break_hub(hub);
-        } else {
+        if (!break_circle()) {
             sim_wait(&hub->changed);
         }
     }
@@ -270,7 +371,14 @@ void sim_group_run(struct sim_op *op, cudaStream_t stream)
     }
     comm->running = NULL;
     comm->ended += 1;
-    sim_wake(&hub->changed);
+    leave_line(group);
+    sim_unlock();
+}
+
+void simnccl_set_order(enum simnccl_order order)
+{
+    sim_lock();
+    device_order = order;
     sim_unlock();
 }
 

@@ -152,7 +152,8 @@ cudaStream_t sim_stream(cudaStream_t stream)
     return stream;
 }
 
-void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op)
+/* Locked; without the default stream's order. */
+static void push(cudaStream_t stream, struct sim_op *op)
 {
     op->next = NULL;
     op->number = stream->given += 1;
@@ -179,14 +180,12 @@ static void follow(cudaStream_t stream, cudaStream_t other)
         return;
     }
     struct sim_mark *mark = SIM_ROOM(struct sim_mark);
-    sim_enqueue_locked(other, mark_op_create("mark", mark, run_mark));
-    sim_enqueue_locked(stream,
-                       mark_op_create("wait for the default stream", mark, run_await));
+    push(other, mark_op_create("mark", mark, run_mark));
+    push(stream, mark_op_create("wait for the default stream", mark, run_await));
 }
 
-void sim_enqueue(cudaStream_t stream, struct sim_op *op)
+void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op)
 {
-    sim_lock();
     cudaStream_t first = default_streams[stream->device];
     if (stream->number == 0) {
         for (cudaStream_t s = streams; s; s = s->next) {
@@ -197,6 +196,12 @@ void sim_enqueue(cudaStream_t stream, struct sim_op *op)
     } else if (stream->is_blocking && first) {
         follow(stream, first);
     }
+    push(stream, op);
+}
+
+void sim_enqueue(cudaStream_t stream, struct sim_op *op)
+{
+    sim_lock();
     sim_enqueue_locked(stream, op);
     sim_unlock();
 }

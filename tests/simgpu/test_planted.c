@@ -172,15 +172,7 @@ static void check_found(enum cp_code (*join)(struct world *w, int rank,
                                              struct cp_context_parts *parts),
                         int ring, int ulysses)
 {
-    struct world_transport transport = {
-        .name = "a planted fault",
-        .open = gpus_open,
-        .close = gpus_close,
-        .join = gpus_join,
-        .leave = gpus_leave,
-        .take = gpus_take,
-        .give = gpus_give,
-    };
+    struct world_transport transport = gpus;
     if (TEST_UNDER_TSAN) {
         TEST_SKIP("ThreadSanitizer would report the race itself");
     }

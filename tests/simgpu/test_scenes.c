@@ -2,17 +2,6 @@
  * device, its plain kernel and the NCCL communicator, against float64, as
  * tests/c/test_context.c does it for the host. */
 #include "gpus.h"
-#include "scene.h"
-
-static const struct world_transport gpus = {
-    .name = "simulated GPUs",
-    .open = gpus_open,
-    .close = gpus_close,
-    .join = gpus_join,
-    .leave = gpus_leave,
-    .take = gpus_take,
-    .give = gpus_give,
-};
 
 static void play(int ring, int ulysses)
 {
