@@ -29,8 +29,8 @@ struct cp_context {
     struct cp_plan_cache plans;
     struct cp_plan_entry *call; /* begun, not executed; NULL: none */
     struct cp_side *side;       /* of the call begun last */
-    struct cp_xfer *xfers;      /* owned */
-    int xfer_room;
+    void *room;                 /* owned: of a run, on the host */
+    size_t room_bytes;
     bool is_own_error;
     pid_t pid;           /* of the process that made it */
     atomic_flag is_busy; /* a thread is in a call */
@@ -127,7 +127,7 @@ void cp_context_destroy(struct cp_context **context)
         c->close_parts(c->parts);
     }
     cp_plan_cache_clear(&c->plans);
-    cp_mem_destroy(&c->xfers);
+    cp_mem_destroy(&c->room);
     cp_mem_destroy(&c->records);
     cp_mem_destroy(context);
 }
@@ -236,16 +236,16 @@ static enum cp_code make_entry(const struct cp_context *context,
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 
-static enum cp_code grow_messages(struct cp_context *context, int count)
+static enum cp_code grow_room(struct cp_context *context, size_t bytes)
 {
     void *bigger = NULL;
-    if (count <= context->xfer_room) {
+    if (bytes <= context->room_bytes) {
         return CP_OK;
     }
-    CP_TRY(cp_mem_create((size_t)count * sizeof *context->xfers, "messages", &bigger));
-    cp_mem_destroy(&context->xfers);
-    context->xfers = bigger;
-    context->xfer_room = count;
+    CP_TRY(cp_mem_create(bytes, "messages", &bigger));
+    cp_mem_destroy(&context->room);
+    context->room = bigger;
+    context->room_bytes = bytes;
     return CP_OK;
 }
 
@@ -253,7 +253,7 @@ static enum cp_code grow_messages(struct cp_context *context, int count)
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
-    CP_TRY(grow_messages(context, cp_run_largest_group(schedule)));
+    CP_TRY(grow_room(context, cp_run_room_bytes(schedule)));
     return cp_side_reserve(context->side, (size_t)cp_run_workspace_bytes(schedule),
                            (size_t)schedule->window_bytes);
 }
@@ -372,7 +372,7 @@ static enum cp_code run_call(struct cp_context *context,
         .seq = context->gate.seq,
         .operation = context->operation,
     };
-    cp_run_init(&run, &env, schedule, tensors, context->xfers);
+    cp_run_init(&run, &env, schedule, tensors, context->room);
     CP_TRY(cp_side_enter(side, &before));
     return cp_side_leave(side, before, cp_run_finish(&run, context->config.timeout));
 }

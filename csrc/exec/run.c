@@ -45,7 +45,7 @@ static int32_t next_on_lane(const struct cp_schedule *schedule, int lane, int32_
     return from;
 }
 
-int cp_run_largest_group(const struct cp_schedule *schedule)
+static int largest_group(const struct cp_schedule *schedule)
 {
     int largest = 0;
     for (int lane = 0; lane < CP_LANES; lane++) {
@@ -64,6 +64,42 @@ int cp_run_largest_group(const struct cp_schedule *schedule)
     return largest;
 }
 
+static size_t xfer_bytes(const struct cp_schedule *schedule)
+{
+    return (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
+}
+
+size_t cp_run_room_bytes(const struct cp_schedule *schedule)
+{
+    return xfer_bytes(schedule) +
+           (size_t)CP_LANES * ((size_t)schedule->step_count + 1) * sizeof(bool);
+}
+
+static bool *is_awaited(const struct cp_run *run, int lane, int32_t done)
+{
+    return &run->is_awaited[lane * (run->schedule->step_count + 1) + done];
+}
+
+/* An event costs the host as much as a launch does, so those that nobody waits for are
+ * left out. */
+static void find_awaited(struct cp_run *run)
+{
+    const struct cp_schedule *schedule = run->schedule;
+    int32_t counts[CP_LANES] = {0};
+    for (int32_t at = 0; at < schedule->step_count; at++) {
+        const struct cp_step *step = &schedule->steps[at];
+        for (int lane = 0; lane < CP_LANES; lane++) {
+            if (lane != step->lane) {
+                *is_awaited(run, lane, step->after[lane]) = true;
+            }
+        }
+        counts[step->lane] += 1;
+    }
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        *is_awaited(run, lane, counts[lane]) = true; /* by the caller */
+    }
+}
+
 static void *kernel_scratch(const struct cp_run *run)
 {
     return run->env.scratch + cp_round_up(run->schedule->scratch_bytes, CP_PANEL_ALIGN);
@@ -71,12 +107,13 @@ static void *kernel_scratch(const struct cp_run *run)
 
 void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
                  const struct cp_schedule *schedule,
-                 const struct cp_view tensors[CP_TENSORS], struct cp_xfer *xfers)
+                 const struct cp_view tensors[CP_TENSORS], void *room)
 {
     memset(run, 0, sizeof *run);
     run->env = *env;
     run->schedule = schedule;
-    run->xfers = xfers;
+    run->xfers = room;
+    run->is_awaited = (bool *)((char *)room + xfer_bytes(schedule));
     memcpy(run->tensors, tensors, sizeof run->tensors);
     for (int lane = 0; lane < CP_LANES; lane++) {
         bool is_own = lane != CP_LANE_COMPUTE && cp_device_is_async(env->device);
@@ -153,8 +190,11 @@ static enum cp_code record_lane(struct cp_run *run, int lane, int newly_done)
 {
     struct cp_device *device = run->env.device;
     for (int i = newly_done - 1; i >= 0 && cp_device_is_async(device); i--) {
-        CP_TRY(device->ops->record(device, run->stream[lane],
-                                   event_of(lane, run->done[lane] - i)));
+        int32_t done = run->done[lane] - i;
+        if (*is_awaited(run, lane, done)) {
+            CP_TRY(
+                device->ops->record(device, run->stream[lane], event_of(lane, done)));
+        }
     }
     return CP_OK;
 }
@@ -442,6 +482,9 @@ static enum cp_code advance(struct cp_run *run, int lane)
 /* All steps, in the order of the schedule: nothing here waits for a peer. */
 static enum cp_code enqueue_all(struct cp_run *run)
 {
+    memset(run->is_awaited, 0,
+           cp_run_room_bytes(run->schedule) - xfer_bytes(run->schedule));
+    find_awaited(run);
     CP_TRY(fork_lanes(run));
     for (int32_t at = 0; at < run->schedule->step_count; at++) {
         int lane = run->schedule->steps[at].lane;

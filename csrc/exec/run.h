@@ -45,21 +45,23 @@ struct cp_run {
     bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];
-    struct cp_xfer
-        *xfers; /* room for cp_run_largest_group, borrowed; NULL where that is 0 */
+    struct cp_xfer *xfers; /* room for the largest group, borrowed */
+    bool *is_awaited;      /* [lane][steps done]: another lane waits for that, or the
+                              caller does; borrowed */
 };
 
 /* Bytes of workspace that a run of this schedule needs, the kernel's scratch included.
  */
 int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule);
 
-/* Messages in the schedule's largest group. */
-int cp_run_largest_group(const struct cp_schedule *schedule);
+/* Bytes of the host's memory that it needs: no more for a shorter schedule. */
+size_t cp_run_room_bytes(const struct cp_schedule *schedule);
 
-/* `tensors`: by role, data NULL where the call has none. */
+/* `tensors`: by role, data NULL where the call has none. `room`: cp_run_room_bytes,
+ * aligned to CP_ALIGNMENT, borrowed. */
 void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
                  const struct cp_schedule *schedule,
-                 const struct cp_view tensors[CP_TENSORS], struct cp_xfer *xfers);
+                 const struct cp_view tensors[CP_TENSORS], void *room);
 
 /* Advances as far as possible without blocking. CP_OK: finished. CP_AGAIN: waits for a
  * peer. */

@@ -72,7 +72,7 @@ struct part {
     struct cp_plan *plan;
     struct cp_schedule *schedule;
     void *workspace;
-    void *xfers;
+    void *room;
     struct cp_run run;
 };
 
@@ -88,10 +88,8 @@ static void part_open(struct part *part, struct world *w, const struct scene *sc
     size_t bytes = (size_t)cp_run_workspace_bytes(part->schedule);
     CHECK_EQ_I64(cp_mem_create(bytes, "a test", &part->workspace), CP_OK);
     memset(part->workspace, 0xff, bytes); /* nothing may count on zeros */
-    CHECK_EQ_I64(cp_mem_create(sizeof(struct cp_xfer) *
-                                   (size_t)(1 + cp_run_largest_group(part->schedule)),
-                               "a test", &part->xfers),
-                 CP_OK);
+    CHECK_EQ_I64(
+        cp_mem_create(cp_run_room_bytes(part->schedule), "a test", &part->room), CP_OK);
     if (part->schedule->window_bytes > 0) {
         size_t window = (size_t)part->schedule->window_bytes;
         CHECK_EQ_I64(w->comm[rank]->ops->reserve(w->comm[rank], window), CP_OK);
@@ -103,12 +101,12 @@ static void part_open(struct part *part, struct world *w, const struct scene *sc
                              .scratch = part->workspace,
                              .seq = w->seq,
                              .operation = "a test"};
-    cp_run_init(&part->run, &env, part->schedule, scene->tensors[rank], part->xfers);
+    cp_run_init(&part->run, &env, part->schedule, scene->tensors[rank], part->room);
 }
 
 static void part_close(struct part *part)
 {
-    cp_mem_destroy(&part->xfers);
+    cp_mem_destroy(&part->room);
     cp_mem_destroy(&part->workspace);
     cp_schedule_destroy(&part->schedule);
     cp_plan_destroy(&part->plan);
