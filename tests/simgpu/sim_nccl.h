@@ -52,8 +52,9 @@ const struct cp_nccl *simnccl_table(void);
 /* How the groups of several communicators share a device; that at first, and after
  * simgpu_reset. Set while no group is under way. */
 enum simnccl_order {
-    SIMNCCL_AS_GIVEN, /* as NCCL_LAUNCH_ORDER_IMPLICIT=1 has them, at worst */
-    SIMNCCL_TOGETHER, /* at the same time: there happens to be room for all of them */
+    SIMNCCL_AS_GIVEN, /* what NCCL_LAUNCH_ORDER_IMPLICIT=1 promises */
+    SIMNCCL_AS_READY, /* without it: one at a time, the first that its stream comes to */
+    SIMNCCL_TOGETHER, /* the same where the device has room for all of them */
 };
 void simnccl_set_order(enum simnccl_order order);
 

@@ -32,6 +32,9 @@ static const struct group *ahead_of(const struct group *group)
     if (device_order == SIMNCCL_TOGETHER || line->running) {
         return device_order == SIMNCCL_TOGETHER ? NULL : line->running;
     }
+    if (device_order == SIMNCCL_AS_READY) {
+        return NULL;
+    }
     while (first != group && is_over(first->comm)) {
         first = first->next;
     }

@@ -14,12 +14,35 @@ struct other {
     unsigned char (*data)[2][RANKS_MOST][BYTES]; /* of the device: to send, received */
 };
 
-static ncclUniqueId other_id;
-static bool other_is_aside;
+/* What a test plays. */
+static struct {
+    ncclUniqueId id; /* of the other communicator */
+    enum simnccl_order order;
+    bool is_aside;
+    enum cp_op op; /* in another order: the call's */
+    bool is_late;
+} play;
+
+static void beside_open(struct world *w)
+{
+    gpus_open(w);
+    simnccl_set_order(play.order);
+    CHECK_EQ_I64(ncclGetUniqueId(&play.id), ncclSuccess);
+}
+
+static const struct world_transport beside = {
+    .name = "GPUs beside another",
+    .open = beside_open,
+    .close = gpus_close,
+    .join = gpus_join,
+    .leave = gpus_leave,
+    .take = gpus_take,
+    .give = gpus_give,
+};
 
 static void other_begin(struct other *other, const struct world *w, int rank)
 {
-    *other = (struct other){.rank = rank, .size = w->size, .is_aside = other_is_aside};
+    *other = (struct other){.rank = rank, .size = w->size, .is_aside = play.is_aside};
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
     CHECK_EQ_I64(cudaStreamCreateWithFlags(&other->stream, cudaStreamNonBlocking),
                  cudaSuccess);
@@ -27,7 +50,7 @@ static void other_begin(struct other *other, const struct world *w, int rank)
                  cudaSuccess);
     CHECK_EQ_I64(cudaMalloc((void **)&other->data, ROUNDS * sizeof *other->data),
                  cudaSuccess);
-    CHECK_EQ_I64(ncclCommInitRank(&other->comm, w->size, other_id, rank), ncclSuccess);
+    CHECK_EQ_I64(ncclCommInitRank(&other->comm, w->size, play.id, rank), ncclSuccess);
 }
 
 static void other_end(struct other *other)
@@ -113,32 +136,44 @@ static void play_beside(int rank, void *arg)
     other_end(&other);
 }
 
-static void play(int ring, int ulysses, int32_t variant, bool is_aside)
+static void play_all(void)
 {
-    CHECK_EQ_I64(ncclGetUniqueId(&other_id), ncclSuccess);
-    other_is_aside = is_aside;
-    world_play_by(play_beside, ring, ulysses, &gpus, variant, 0, NULL);
+    world_play_by(play_beside, 2, 1, &beside, CP_ANYTHING, 0, NULL);
+    world_play_by(play_beside, 2, 2, &beside, CP_ANYTHING, 0, NULL);
+    world_play_by(play_beside, 2, 2, &beside, CP_EVEN, 0, NULL);
 }
 
+/* The streams give the device the order. */
 TEST(collectives_on_the_stream_of_the_calls)
 {
-    play(2, 1, CP_ANYTHING, false);
-    play(2, 2, CP_ANYTHING, false);
-    play(2, 2, CP_EVEN, false);
+    play.is_aside = false;
+    play.order = SIMNCCL_AS_GIVEN;
+    play_all();
+    play.order = SIMNCCL_AS_READY;
+    play_all();
 }
 
+/* The device has to keep the order in which it was given them. */
 TEST(collectives_on_a_stream_of_their_own)
 {
-    play(2, 1, CP_ANYTHING, true);
-    play(2, 2, CP_ANYTHING, true);
-    play(2, 2, CP_EVEN, true);
+    play.is_aside = true;
+    play.order = SIMNCCL_AS_GIVEN;
+    play_all();
 }
 
 /* ---- in another ---- */
 
-static enum cp_op crossed_op;
+/* Until the others have met. */
+static void CUDART_CB be_late(void *arg)
+{
+    (void)arg;
+    for (int ms = 0; ms < 20000 && simgpu_violations() == 0; ms++) {
+        ranks_sleep_us(1000);
+    }
+}
 
-/* Rank 0 has the collective before its call, the others behind it. */
+/* Rank 0 has the collective before its call, the others behind it. Or all have it before,
+ * but rank 0 comes to it late, and the others to their call. */
 static void cross(int rank, void *arg)
 {
     struct world *w = arg;
@@ -147,13 +182,19 @@ static void cross(int rank, void *arg)
     struct other other;
     ncclResult_t state = ncclSuccess;
     other_begin(&other, w, rank);
-    if (rank == 0) {
+    if (play.is_late && rank == 0) {
+        CHECK_EQ_I64(cudaLaunchHostFunc(other.stream, be_late, NULL), cudaSuccess);
+    }
+    if (play.is_late || rank == 0) {
         CHECK_EQ_I64(collect(&other, gpu->stream), ncclSuccess);
     }
+    if (play.is_late && rank != 0) {
+        CHECK_EQ_I64(cudaLaunchHostFunc(gpu->stream, be_late, NULL), cudaSuccess);
+    }
     /* What comes last may come when the others have been found already. */
-    enum cp_code code = world_start(w, rank, &w->scenes[0], crossed_op, tensors);
+    enum cp_code code = world_start(w, rank, &w->scenes[0], play.op, tensors);
     CHECK(code == CP_OK || code == CP_ERR_COMM);
-    if (rank != 0) {
+    if (!play.is_late && rank != 0) {
         state = collect(&other, gpu->stream);
         CHECK(state == ncclSuccess || state == ncclInternalError);
     }
@@ -165,43 +206,58 @@ static void cross(int rank, void *arg)
     other_end(&other);
 }
 
-static void cross_orders(int ring, int ulysses, enum cp_op op, bool is_aside)
+/* `keeper`: the rank whose device is at the other communicator. */
+static void expect_circle(int keeper)
+{
+    char text[SIMGPU_TEXT], part[100];
+    int number = atoi(play.id.internal + strlen("simnccl "));
+    simgpu_violation(text);
+    CHECK_EQ_I64(simgpu_violations(), 1);
+    CHECK_STR_HAS(text, "deadlock; ");
+    (void)snprintf(part, sizeof part, "communicator %d: rank %d, group 1 waits to send",
+                   number, keeper);
+    CHECK_STR_HAS(text, part);
+    (void)snprintf(part, sizeof part,
+                   "waits for group 1 of communicator %d on device %d", number, keeper);
+    CHECK_STR_HAS(text, part);
+}
+
+static void play_crossed(int ring, int ulysses)
 {
     struct world w;
-    char text[SIMGPU_TEXT], part[64];
     uint64_t seed = test_seed;
-    TEST_CONTEXT("%dx%d, op %d, aside %d", ring, ulysses, (int)op, is_aside);
-    CHECK_EQ_I64(ncclGetUniqueId(&other_id), ncclSuccess);
-    other_is_aside = is_aside;
-    crossed_op = op;
-    world_open(&w, ring, ulysses, &gpus, CP_EVEN, 0);
-    do {
+    TEST_CONTEXT("%dx%d, op %d, aside %d", ring, ulysses, (int)play.op, play.is_aside);
+    world_open(&w, ring, ulysses, &beside, CP_EVEN, 0);
+    do { /* one in which the ranks have something to tell each other */
         scene_destroy(&w.scenes[0]);
         scene_create(&w.scenes[0], seed++, ring, ulysses);
     } while (w.scenes[0].variant != CP_EVEN || w.scenes[0].is_replicated ||
              w.scenes[0].all_rows == 0 || w.scenes[0].all_keys == 0);
     simgpu_keep_violations(true);
     ranks_as_threads(w.size, cross, &w);
-    CHECK_EQ_I64(simgpu_violations(), 1);
-    simgpu_violation(text);
-    CHECK_STR_HAS(text, "deadlock; ");
-    (void)snprintf(part, sizeof part, "communicator %d: rank 0, group 1 waits to send",
-                   atoi(other_id.internal + strlen("simnccl ")));
-    CHECK_STR_HAS(text, part);
-    (void)snprintf(part, sizeof part,
-                   "waits for group 1 of communicator %d on device 0",
-                   atoi(other_id.internal + strlen("simnccl ")));
-    CHECK_STR_HAS(text, part);
+    expect_circle(play.is_late ? 1 : 0);
     scene_destroy(&w.scenes[0]);
     world_close(&w);
 }
 
 TEST(a_collective_on_the_wrong_side_of_a_call_is_found)
 {
-    for (int is_aside = 0; is_aside < 2; is_aside++) {
-        cross_orders(2, 1, CP_OP_ATTENTION, is_aside);
-        cross_orders(2, 1, CP_OP_ATTENTION_BACKWARD, is_aside);
-        cross_orders(2, 2, CP_OP_ATTENTION, is_aside);
-        cross_orders(2, 2, CP_OP_ATTENTION_BACKWARD, is_aside);
+    static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    play.is_late = false;
+    play.order = SIMNCCL_AS_GIVEN;
+    for (int i = 0; i < 4; i++) {
+        play.op = ops[i / 2];
+        play.is_aside = i % 2;
+        play_crossed(2, 1);
+        play_crossed(2, 2);
     }
+}
+
+/* Program order is not enough where the device starts what is ready first. */
+TEST(a_stream_of_its_own_without_an_order_on_the_device_is_found)
+{
+    play.is_late = play.is_aside = true;
+    play.order = SIMNCCL_AS_READY;
+    play.op = CP_OP_ATTENTION;
+    play_crossed(2, 1);
 }

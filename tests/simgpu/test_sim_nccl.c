@@ -271,9 +271,12 @@ TEST(a_deadlock_is_found_and_says_who_waits_for_what)
 struct links {
     struct world world; /* first, so that a rank begins with this */
     ncclUniqueId id[WORLD_MOST];
+    enum simnccl_order order;
     bool is_own_first; /* on every rank; else the one with the lower number */
     bool has_one_stream;
-    bool is_stuck; /* what is expected */
+    bool is_late; /* rank 0 comes to its first group late, the others to the second */
+    bool is_ordered; /* an event lets the second one follow the first */
+    bool is_stuck;   /* what is expected */
 };
 
 static int number_of(const ncclUniqueId *id)
@@ -299,12 +302,23 @@ static void swap_byte(struct rank *rank, ncclComm_t comm, int i, int peer,
     CHECK(result == ncclSuccess || (links->is_stuck && result == ncclInternalError));
 }
 
+/* Until the others have met, where they are to. */
+static void CUDART_CB be_late(void *arg)
+{
+    const struct links *links = arg;
+    int most_ms = links->is_stuck ? 20000 : 20;
+    for (int ms = 0; ms < most_ms && simgpu_violations() == 0; ms++) {
+        ranks_sleep_us(1000);
+    }
+}
+
 static void use_two_communicators(int self, void *arg)
 {
     struct rank rank;
     struct links *links = arg;
     ncclConfig_t config = cp_nccl_config();
     ncclComm_t comms[2];
+    cudaEvent_t event;
     int size = links->world.size, before = (self + size - 1) % size;
     int links_of[2] = {self, before};           /* by their numbers */
     int peers[2] = {(self + 1) % size, before}; /* by their ranks */
@@ -317,9 +331,18 @@ static void use_two_communicators(int self, void *arg)
     OK(settle(comms[0]));
     OK(settle(comms[1]));
     int first = links->is_own_first || self < before ? 0 : 1;
+    cudaStream_t second = links->has_one_stream ? rank.a : rank.b;
+    if (links->is_late) {
+        OK(cudaLaunchHostFunc(self == 0 ? rank.a : rank.b, be_late, links));
+    }
     swap_byte(&rank, comms[first], links_of[first], peers[first], rank.a);
-    swap_byte(&rank, comms[!first], links_of[!first], peers[!first],
-              links->has_one_stream ? rank.a : rank.b);
+    if (links->is_ordered) {
+        OK(cudaEventCreate(&event));
+        OK(cudaEventRecord(event, rank.a));
+        OK(cudaStreamWaitEvent(rank.b, event, cudaEventWaitDefault));
+        OK(cudaEventDestroy(event));
+    }
+    swap_byte(&rank, comms[!first], links_of[!first], peers[!first], second);
     OK(cudaStreamSynchronize(rank.a)); /* nobody hangs after a violation */
     OK(cudaStreamSynchronize(rank.b));
     for (int i = 0; i < 2; i++) {
@@ -333,33 +356,33 @@ static void use_two_communicators(int self, void *arg)
     rank_end(&rank);
 }
 
-static void links_play(int size, bool is_own_first, bool has_one_stream,
-                       enum simnccl_order order)
+static void links_play(struct links links, int size)
 {
-    struct links links = {.is_own_first = is_own_first,
-                          .has_one_stream = has_one_stream};
-    TEST_CONTEXT("%d ranks, own first %d, order %d", size, is_own_first, order);
+    TEST_CONTEXT("%d ranks, order %d, own first %d, one stream %d, late %d", size,
+                 links.order, links.is_own_first, links.has_one_stream, links.is_late);
     world_begin(&links.world, size);
     for (int i = 0; i < size; i++) {
         OK(ncclGetUniqueId(&links.id[i]));
     }
-    links.is_stuck = is_own_first && order != SIMNCCL_TOGETHER;
-    simnccl_set_order(order);
+    simnccl_set_order(links.order);
     simgpu_keep_violations(true);
     ranks_as_threads(size, use_two_communicators, &links);
     CHECK_EQ_I64(simgpu_violations(), links.is_stuck ? 1 : 0);
     for (int i = 0; i < size && links.is_stuck; i++) {
         char part[200];
         int number = number_of(&links.id[i]);
+        int next = (i + 1) % size;
+        int keeper = links.is_late ? next : i; /* whose device is at communicator i */
         (void)snprintf(part, sizeof part,
-                       "communicator %d: rank 0, group 1 waits to send 1 bytes to "
-                       "rank 1, to receive 1 bytes from rank 1",
-                       number);
+                       "communicator %d: rank %d, group 1 waits to send 1 bytes to "
+                       "rank %d, to receive 1 bytes from rank %d",
+                       number, keeper != i, keeper == i, keeper == i);
         expect_violation(part);
         (void)snprintf(part, sizeof part,
-                       "communicator %d: rank 1, group 1 waits for group 1 of "
+                       "communicator %d: rank %d, group 1 waits for group 1 of "
                        "communicator %d on device %d",
-                       number, number_of(&links.id[(i + 1) % size]), (i + 1) % size);
+                       number, keeper == i, number_of(&links.id[next]),
+                       keeper == i ? next : i);
         expect_violation(part);
     }
     world_end(&links.world);
@@ -367,23 +390,47 @@ static void links_play(int size, bool is_own_first, bool has_one_stream,
 
 TEST(communicators_in_opposite_orders_are_found)
 {
-    links_play(2, true, false, SIMNCCL_AS_GIVEN);
-    links_play(3, true, true, SIMNCCL_AS_GIVEN);
-    links_play(4, true, false, SIMNCCL_AS_GIVEN);
+    struct links links = {.is_own_first = true, .is_stuck = true};
+    for (int size = 2; size <= 4; size++) {
+        links.has_one_stream = false;
+        links_play(links, size);
+        links.has_one_stream = true;
+        links_play(links, size);
+    }
+    links.order = SIMNCCL_AS_READY;
+    links_play(links, 2);
+    links_play(links, 3);
 }
 
 TEST(communicators_in_the_same_order_do_not_meet)
 {
+    struct links links = {.is_own_first = false};
     for (int round = 0; round < 5; round++) {
-        links_play(2, false, false, SIMNCCL_AS_GIVEN);
-        links_play(4, false, true, SIMNCCL_AS_GIVEN);
+        links.has_one_stream = round % 2;
+        links_play(links, 2);
+        links_play(links, 4);
     }
+    links = (struct links){.is_late = true};
+    links_play(links, 2);
+}
+
+/* A device that starts what is ready first needs an event as well. */
+TEST(communicators_whose_streams_have_no_order_are_found)
+{
+    struct links links = {.order = SIMNCCL_AS_READY, .is_late = true, .is_stuck = true};
+    links_play(links, 2);
+    links.is_ordered = true;
+    links.is_stuck = false;
+    links_play(links, 2);
 }
 
 TEST(communicators_that_a_device_has_room_for_need_no_order)
 {
-    links_play(2, true, false, SIMNCCL_TOGETHER);
-    links_play(3, true, false, SIMNCCL_TOGETHER);
+    struct links links = {.order = SIMNCCL_TOGETHER, .is_own_first = true};
+    links_play(links, 2);
+    links_play(links, 3);
+    links = (struct links){.order = SIMNCCL_TOGETHER, .is_late = true};
+    links_play(links, 2);
 }
 
 /* Rank 1 never posts. Rank 0 waits, and its abort from another thread ends the wait. */
