@@ -2,9 +2,11 @@
  * stream.
  *
  * Only the two-sided group of the table. `post` enqueues a batch as one NCCL group and
- * returns; a batch is done when the stream says so, so `test` says yes at once unless
- * the context is broken, and `wait` has nothing to wait for. What goes wrong with
- * enqueued batches is noticed by a thread of the communicator (nccl_watcher.h).
+ * returns once NCCL's host thread has done so, since operations of other communicators
+ * that the caller starts next have to come behind it (docs/gpu.md). A batch is done when
+ * the stream says so, so `test` says yes at once unless the context is broken, and `wait`
+ * has nothing to wait for. What goes wrong with enqueued batches is noticed by a thread of
+ * the communicator (nccl_watcher.h).
  * Messages to the own rank are copies on the stream; both halves are in one batch. */
 #ifndef CP_CUDA_COMM_NCCL_H
 #define CP_CUDA_COMM_NCCL_H

@@ -18,6 +18,8 @@ struct gpu {
     cudaStream_t stream; /* the caller's */
 };
 
+static double gpus_timeout = 60.0; /* seconds; of communicators yet to be made */
+
 static inline void gpus_open(struct world *w)
 {
     ncclUniqueId *id = calloc(1, sizeof *id);
@@ -57,7 +59,7 @@ static inline enum cp_code gpus_join_by(const struct cp_nccl *nccl, struct world
         .watch = &w->watch[rank],
         .id = *(const ncclUniqueId *)w->shared,
         .device = rank,
-        .timeout = 60.0,
+        .timeout = gpus_timeout,
     };
     return cp_comm_nccl_create(&args, &parts->comm);
 }

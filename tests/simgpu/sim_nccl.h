@@ -54,7 +54,8 @@ const struct cp_nccl *simnccl_table(void);
 enum simnccl_order {
     SIMNCCL_AS_GIVEN, /* what NCCL_LAUNCH_ORDER_IMPLICIT=1 promises */
     SIMNCCL_AS_READY, /* without it: one at a time, the first that its stream comes to */
-    SIMNCCL_TOGETHER, /* the same where the device has room for all of them */
+    SIMNCCL_TOGETHER, /* the same where the device has room for all of them; circles
+                         through the order of streams are not found then */
 };
 void simnccl_set_order(enum simnccl_order order);
 

@@ -181,6 +181,7 @@ static void cross(int rank, void *arg)
     struct cp_view tensors[CP_TENSORS];
     struct other other;
     ncclResult_t state = ncclSuccess;
+    simgpu_keep_violations(true);
     other_begin(&other, w, rank);
     if (play.is_late && rank == 0) {
         CHECK_EQ_I64(cudaLaunchHostFunc(other.stream, be_late, NULL), cudaSuccess);
@@ -222,21 +223,26 @@ static void expect_circle(int keeper)
     CHECK_STR_HAS(text, part);
 }
 
+static void play_crossed_by(void (*body)(int rank, void *world), struct world *w,
+                            int ring, int ulysses)
+{
+    uint64_t seed = test_seed;
+    world_open(w, ring, ulysses, &beside, CP_EVEN, 0);
+    do { /* one in which the ranks have something to tell each other */
+        scene_destroy(&w->scenes[0]);
+        scene_create(&w->scenes[0], seed++, ring, ulysses);
+    } while (w->scenes[0].variant != CP_EVEN || w->scenes[0].is_replicated ||
+             w->scenes[0].all_rows == 0 || w->scenes[0].all_keys == 0);
+    ranks_as_threads(w->size, body, w);
+    scene_destroy(&w->scenes[0]);
+}
+
 static void play_crossed(int ring, int ulysses)
 {
     struct world w;
-    uint64_t seed = test_seed;
     TEST_CONTEXT("%dx%d, op %d, aside %d", ring, ulysses, (int)play.op, play.is_aside);
-    world_open(&w, ring, ulysses, &beside, CP_EVEN, 0);
-    do { /* one in which the ranks have something to tell each other */
-        scene_destroy(&w.scenes[0]);
-        scene_create(&w.scenes[0], seed++, ring, ulysses);
-    } while (w.scenes[0].variant != CP_EVEN || w.scenes[0].is_replicated ||
-             w.scenes[0].all_rows == 0 || w.scenes[0].all_keys == 0);
-    simgpu_keep_violations(true);
-    ranks_as_threads(w.size, cross, &w);
+    play_crossed_by(cross, &w, ring, ulysses);
     expect_circle(play.is_late ? 1 : 0);
-    scene_destroy(&w.scenes[0]);
     world_close(&w);
 }
 
@@ -260,4 +266,40 @@ TEST(a_stream_of_its_own_without_an_order_on_the_device_is_found)
     play.order = SIMNCCL_AS_READY;
     play.op = CP_OP_ATTENTION;
     play_crossed(2, 1);
+}
+
+/* Where NCCL does not tell, the call's deadline does, and the collective goes on. */
+static void cross_unseen(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    struct other other;
+    other_begin(&other, w, rank);
+    if (rank == 0) {
+        CHECK_EQ_I64(collect(&other, gpu->stream), ncclSuccess);
+    }
+    CHECK_EQ_I64(world_start(w, rank, &w->scenes[0], play.op, tensors), CP_OK);
+    if (rank != 0) {
+        CHECK_EQ_I64(collect(&other, gpu->stream), ncclSuccess);
+    }
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    judge(&other, gpu->stream);
+    CHECK_EQ_I64(world_start(w, rank, &w->scenes[0], play.op, tensors), CP_ERR_COMM);
+    CHECK_STR_HAS(cp_last_error()->text, "waited more than 1.0 s for rank");
+    CHECK_EQ_I64(ncclCommDestroy(other.comm), ncclSuccess);
+    other_end(&other);
+}
+
+TEST(a_circle_ends_at_the_deadline)
+{
+    struct world w;
+    play.is_late = play.is_aside = false;
+    play.order = SIMNCCL_TOGETHER;
+    play.op = CP_OP_ATTENTION;
+    gpus_timeout = 1.0;
+    play_crossed_by(cross_unseen, &w, 2, 1);
+    gpus_timeout = 60.0;
+    CHECK_EQ_I64(simgpu_violations(), 0);
+    world_close(&w);
 }
