@@ -555,7 +555,7 @@ ROUNDS = [name for name in VARIANTS if VARIANTS[name][1].get("ring_degree", 1) >
 @pytest.mark.parametrize("convert_to_fp32", [True, False])
 @pytest.mark.parametrize("variant", ROUNDS)
 def test_error_does_not_grow_with_the_ranks(variant, convert_to_fp32):
-    """bfloat16, D = 64, forward and backward: off from float64 as much as on one rank, on 2 ranks and on 6.
+    """bfloat16, D = 64, forward and backward: off from float64 as much as in one piece, on 2 ranks and on 6.
 
     Kernels differ in that: one rounds its weights to bfloat16 (as FlashAttention does), the others the output alone.
     """
@@ -576,7 +576,7 @@ def test_error_does_not_grow_with_the_ranks(variant, convert_to_fp32):
         with Ranks(world, convert_to_fp32=convert_to_fp32, **config) as ranks:
             return [torch.cat(x, 1) for x in zip(*ranks.run(attend), strict=True)]
 
-    for got, alone, exact in zip(run(world, config), run(1, {"ring_degree": 1}), truth, strict=True):
+    for got, alone, exact in zip(run(world, config), run(2, {"ulysses_degree": 2}), truth, strict=True):
         rounded = exact.to(torch.bfloat16)
         error, usual, least = ((x.double() - exact).norm() / exact.norm() for x in (got, alone, rounded))
         assert usual <= 2 * least
