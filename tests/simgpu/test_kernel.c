@@ -1,4 +1,5 @@
-/* The plain CUDA kernel against the generic one of the CPU, over random calls.
+/* The plain CUDA kernel, and the merge of blocks that others answer, against the generic
+ * kernel of the CPU, over random calls.
  *
  * A call is made as the executor makes it: keys come in blocks cut at random, packed
  * into panels, heads in groups; tensors lie in memory in any order of their axes; guard
@@ -6,6 +7,7 @@
  * allowed is a few times its error in the dtype of the call. */
 #include <cuda_runtime.h>
 
+#include "cuda_api.h"
 #include "device_cuda.h"
 #include "judge.h"
 #include "kernel/kernel_cpu.h"
@@ -625,11 +627,13 @@ static void compare(const struct problem *p, struct test_rng rng,
     answer_free(&truth);
 }
 
-static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
+static void many_calls(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                       uint64_t stream, int count)
 {
     struct test_rng rng = test_rng_init(stream);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
+    cuda.ops = ops;
     judge_worst = 0;
     for (int i = 0; i < count; i++) {
         struct problem p;
@@ -638,29 +642,82 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         (void)test_rng_next(&rng);
         problem_free(&p);
     }
-    printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
-           count, judge_worst);
+    printf("%s, %s: %d calls, worst error %.2f of what is allowed\n", ops->name,
+           cp_dtype_name(dtype), count, judge_worst);
     cuda_machine_close(&cuda);
 }
 
 TEST(float32)
 {
-    many_calls(CP_DTYPE_FLOAT32, 1, 60);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 1, 60);
 }
 
 TEST(float64)
 {
-    many_calls(CP_DTYPE_FLOAT64, 2, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT64, 2, 40);
 }
 
 TEST(bfloat16)
 {
-    many_calls(CP_DTYPE_BFLOAT16, 3, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_BFLOAT16, 3, 40);
 }
 
 TEST(float16)
 {
-    many_calls(CP_DTYPE_FLOAT16, 4, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT16, 4, 40);
+}
+
+/* ---- blocks answered by themselves, and merged ---- */
+
+/* The plain kernel as any other that answers one block at a time: its out and lse, then
+ * the merge. Rows that a mask leaves without a key have lse -inf. */
+static enum cp_code attend_and_merge(const struct cp_attend_args *args,
+                                     struct cp_stream *stream)
+{
+    const int64_t *n = args->state.n;
+    enum cp_dtype sum = cp_dtype_sum(args->q.dtype);
+    int64_t rows = n[0] * n[1] * n[2];
+    int64_t sum_bytes = cp_dtype_bytes(sum);
+    int64_t by_batch = args->state.stride[0] * n[0];
+    int64_t by_head = args->state.stride[2] * n[2];
+    int64_t state_bytes = by_batch > by_head ? by_batch : by_head;
+    int64_t out_bytes = cp_round_up(rows * n[3] * cp_dtype_bytes(args->q.dtype), 64);
+    cudaStream_t on = (cudaStream_t)stream;
+    char *room = NULL;
+    if (!CHECK(cudaMallocAsync((void **)&room,
+                               (size_t)(state_bytes + out_bytes + rows * sum_bytes + 1),
+                               on) == cudaSuccess)) {
+        return CP_ERR_NO_MEMORY;
+    }
+    CHECK(cudaMemsetAsync(room, 0, (size_t)state_bytes, on) == cudaSuccess);
+    struct cp_attend_args alone = *args;
+    alone.state.data = room;
+    struct cp_finish_args finish = {
+        .state = alone.state,
+        .out =
+            cp_view_compact(room + state_bytes, args->q.dtype, n[0], n[1], n[2], n[3]),
+        .lse =
+            cp_view_compact(room + state_bytes + out_bytes, sum, n[0], n[1], n[2], 1),
+    };
+    struct cp_merge_args merge = {
+        .out = finish.out, .lse = finish.lse, .state = args->state};
+    CHECK(cp_cuda_attend(&alone, stream) == CP_OK);
+    CHECK(cp_cuda_finish(&finish, stream) == CP_OK);
+    CHECK(cp_cuda_merge(&merge, stream) == CP_OK);
+    CHECK(cudaFreeAsync(room, on) == cudaSuccess);
+    return CP_OK;
+}
+
+TEST(merged_blocks_are_one_attention)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
+                                    CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
+    struct cp_kernel_ops ops = cp_kernel_cuda_plain_ops;
+    ops.name = "merged";
+    ops.attend = attend_and_merge;
+    for (uint64_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        many_calls(&ops, dtypes[i], 10 + i, 30);
+    }
 }
 
 /* Thousands of keys: sums must not lose digits with length. */
