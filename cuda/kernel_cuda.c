@@ -40,14 +40,19 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
     return CP_OK;
 }
 
-/* Panels of plain rows are a tensor whose rows lie side by side. */
-static enum cp_code pack(const struct cp_view *dst, const struct cp_view *src,
-                         struct cp_stream *stream)
+struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype)
 {
-    struct cp_view rows = *dst;
-    rows.dtype = src->dtype;
-    rows.stride[3] = cp_dtype_bytes(src->dtype);
-    rows.stride[1] = src->n[3] * rows.stride[3];
+    struct cp_view rows = *panels;
+    rows.dtype = dtype;
+    rows.stride[3] = cp_dtype_bytes(dtype);
+    rows.stride[1] = rows.n[3] * rows.stride[3];
+    return rows;
+}
+
+enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
+                                 struct cp_stream *stream)
+{
+    struct cp_view rows = cp_kernel_cuda_rows(dst, src->dtype);
     return cp_cuda_copy(&rows, src, stream);
 }
 
@@ -56,8 +61,8 @@ const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .pack_k = pack,
-    .pack_v = pack,
+    .pack_k = cp_kernel_cuda_pack,
+    .pack_v = cp_kernel_cuda_pack,
     .attend = cp_cuda_attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,
