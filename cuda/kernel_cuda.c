@@ -1,8 +1,12 @@
 /* The table of the plain CUDA kernel, and the choice among kernels. */
 #include "kernel_cuda.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "cuda_api.h"
 #include "cuda_check.h"
+#include "kernel_torch.h"
 
 enum {
     MAX_DIM = 65536
@@ -69,12 +73,65 @@ const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
     .grad = cp_cuda_grad,
 };
 
+/* ---- the choice ---- */
+
+/* Ascending; the first takes every call. */
+static const struct {
+    const char *word; /* of CP_ATTN_CUDA_KERNEL */
+    const struct cp_kernel_ops *ops;
+} kernels[] = {
+    {"plain", &cp_kernel_cuda_plain_ops},
+    {"torch", &cp_kernel_torch_ops},
+};
+
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+/* The kernel that the user asked for, or -1. */
+static enum cp_code wanted_kernel(int *out)
+{
+    const char *text = getenv("CP_ATTN_CUDA_KERNEL");
+    *out = -1;
+    if (text == NULL || text[0] == '\0') {
+        return CP_OK;
+    }
+    for (int i = 0; i < KERNELS; i++) {
+        if (strcmp(text, kernels[i].word) == 0) {
+            *out = i;
+            return CP_OK;
+        }
+    }
+    return cp_fail(
+        CP_ERR_VALUE,
+        "CP_ATTN_CUDA_KERNEL is \"%.40s\"; allowed: plain, torch, or not set", text);
+}
+
+static bool suits(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                  int64_t head_dim, int64_t value_dim)
+{
+    struct cp_format format;
+    return ops->is_available() &&
+           ops->describe(dtype, head_dim, value_dim, &format) == CP_OK;
+}
+
 enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype, int64_t head_dim,
                                    int64_t value_dim, const struct cp_kernel_ops **out,
                                    struct cp_format *format)
 {
-    (void)limit; /* there is one kernel */
-    CP_TRY(describe(dtype, head_dim, value_dim, format));
-    *out = &cp_kernel_cuda_plain_ops;
+    int chosen = -1;
+    (void)limit; /* all have the same layouts: ranks need not agree */
+    CP_TRY(wanted_kernel(&chosen));
+    if (chosen > 0 && !kernels[chosen].ops->is_available()) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "CP_ATTN_CUDA_KERNEL is torch, but no torch with CUDA was "
+                       "imported before the first call on a GPU");
+    }
+    if (chosen < 0) {
+        chosen = KERNELS - 1;
+        while (chosen > 0 && !suits(kernels[chosen].ops, dtype, head_dim, value_dim)) {
+            chosen--;
+        }
+    }
+    CP_TRY(kernels[chosen].ops->describe(dtype, head_dim, value_dim, format));
+    *out = kernels[chosen].ops;
     return CP_OK;
 }

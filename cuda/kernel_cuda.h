@@ -21,7 +21,8 @@ struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype d
 enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
                                  struct cp_stream *stream);
 
-/* As struct cp_kernel_list.select. */
+/* As struct cp_kernel_list.select: the best that is available and takes the call, or the
+ * one that CP_ATTN_CUDA_KERNEL names. */
 CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype,
                                                 int64_t head_dim, int64_t value_dim,
                                                 const struct cp_kernel_ops **out,

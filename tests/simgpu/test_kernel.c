@@ -12,7 +12,9 @@
 #include "judge.h"
 #include "kernel/kernel_cpu.h"
 #include "kernel_cuda.h"
+#include "kernel_torch.h"
 #include "layout.h"
+#include "sim_torch.h"
 #include "test.h"
 
 enum { GUARD = 192, GUARD_BYTE = 0xa5, TENSORS = 12 };
@@ -159,6 +161,7 @@ struct problem {
     int64_t mask_n[CP_AXES];
     double scale, size;
     bool is_causal, has_dlse;
+    bool is_whole; /* the keys come in one block, the heads in one group */
     int64_t q_first, k_first;
     double *q, *k, *v, *mask, *dout, *dlse;
 };
@@ -530,7 +533,8 @@ static void run_heads(struct call *c, struct cut cut)
     for (int pass = 0; pass < 2; pass++) {
         struct test_rng here = cuts;
         for (cut.key = 0; cut.key < all; cut.key += cut.keys) {
-            cut.keys = test_rng_range(&here, 1, most > 0 ? most : 1);
+            cut.keys =
+                c->p->is_whole ? all : test_rng_range(&here, 1, most > 0 ? most : 1);
             cut.keys = cut.keys < all - cut.key ? cut.keys : all - cut.key;
             if (pass == 0) {
                 attend_cut(c, &cut, &state.view);
@@ -567,7 +571,8 @@ static void run(const struct problem *p, const struct machine *on, struct test_r
     int64_t per_kv = p->heads / p->kv_heads;
     struct cut cut = {0};
     for (cut.head = 0; cut.head < p->heads; cut.head += cut.heads) {
-        cut.heads = test_rng_range(&c.rng, 1, p->heads - cut.head);
+        cut.heads =
+            p->is_whole ? p->heads : test_rng_range(&c.rng, 1, p->heads - cut.head);
         cut.kv = cut.head / per_kv;
         cut.kvs = (cut.head + cut.heads - 1) / per_kv - cut.kv + 1;
         run_heads(&c, cut);
@@ -718,6 +723,58 @@ TEST(merged_blocks_are_one_attention)
     for (uint64_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         many_calls(&ops, dtypes[i], 10 + i, 30);
     }
+}
+
+/* ---- torch's ops ---- */
+
+/* A call of which torch may take blocks: seldom a mask, dims of 8, at times the diagonal of
+ * a causal one. */
+static void problem_for_torch(struct problem *p, struct test_rng *rng,
+                              enum cp_dtype dtype)
+{
+    problem_init(p, rng, dtype);
+    while (p->dim % 8 != 0 || p->value_dim % 8 != 0 ||
+           (p->mask != NULL && test_rng_range(rng, 0, 9) > 0)) {
+        problem_free(p);
+        problem_init(p, rng, dtype);
+    }
+    if (p->is_causal && p->rows <= p->keys) {
+        p->is_whole = true;
+        p->keys = p->rows;
+        p->q_first = p->k_first;
+    }
+}
+
+TEST(torch_answers_blocks)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16,
+                                    CP_DTYPE_FLOAT32};
+    struct test_rng rng = test_rng_init(20);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    simtorch_load(true);
+    simtorch_set_stream(cuda.stream);
+    cuda.ops = &cp_kernel_torch_ops;
+    CHECK(cuda.ops->is_available());
+    judge_worst = 0;
+    for (int i = 0; i < 90; i++) {
+        struct problem p;
+        problem_for_torch(&p, &rng, dtypes[i % 3]);
+        p.is_whole = p.is_whole || i % 2 == 0;
+        compare(&p, rng, &cuda);
+        (void)test_rng_next(&rng);
+        problem_free(&p);
+    }
+    struct simtorch_counts counts = simtorch_counts();
+    printf("flash %d, efficient %d, causal %d, grouped %d; worst error %.2f of what is "
+           "allowed\n",
+           counts.flash, counts.efficient, counts.causal, counts.grouped, judge_worst);
+    CHECK(counts.flash > 10 && counts.efficient > 5);
+    CHECK(counts.causal > 2 && counts.grouped > 5);
+    CHECK_EQ_I64(counts.refused, 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
+    cuda_machine_close(&cuda);
 }
 
 /* Thousands of keys: sums must not lose digits with length. */

@@ -3,6 +3,7 @@
  * tests/c/test_context.c does it for the host. */
 #include "gpus.h"
 #include "scene.h"
+#include "sim_torch.h"
 
 /* The bytes that a view reaches, from the lowest. */
 static char *extent_of(const struct cp_view *view, size_t *bytes)
@@ -22,6 +23,7 @@ static struct cp_stream *gpus_take(struct world *w, int rank,
 {
     const struct gpu *gpu = w->own[rank];
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    simtorch_set_stream(gpu->stream);
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         void *copy = NULL;
@@ -73,10 +75,15 @@ static const struct world_transport gpus = {
     .give = gpus_give,
 };
 
+static void play_those(int ring, int ulysses, bool (*takes)(const struct scene *scene))
+{
+    world_play(ring, ulysses, &gpus, CP_ANYTHING, 0, takes);
+    world_play(ring, ulysses, &gpus, CP_EVEN, 0, takes);
+}
+
 static void play(int ring, int ulysses)
 {
-    world_play(ring, ulysses, &gpus, CP_ANYTHING, 0, NULL);
-    world_play(ring, ulysses, &gpus, CP_EVEN, 0, NULL);
+    play_those(ring, ulysses, NULL);
 }
 
 TEST(rings)
@@ -99,4 +106,26 @@ TEST(unified)
     play(3, 2);
     play(2, 3);
     play(2, 4);
+}
+
+/* Of which torch takes a block or another. */
+static bool suits_torch(const struct scene *scene)
+{
+    return scene->mask_kind == CP_MASK_NONE && scene->dtype != CP_DTYPE_FLOAT64 &&
+           scene->dim == 8 && scene->value_dim == 8;
+}
+
+/* The same with torch's ops for the blocks that they take. */
+TEST(with_torch)
+{
+    simtorch_load(true);
+    play_those(2, 1, suits_torch);
+    play_those(1, 3, suits_torch);
+    play_those(2, 2, suits_torch);
+    struct simtorch_counts counts = simtorch_counts();
+    printf("flash %d, efficient %d, causal %d, grouped %d\n", counts.flash,
+           counts.efficient, counts.causal, counts.grouped);
+    CHECK(counts.flash > 0 && counts.efficient > 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
 }
