@@ -8,6 +8,7 @@ the kernels of cuda/ on the simulated GPU.
 import ctypes
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,34 @@ def test_what_torch_refuses_is_an_error_without_leftovers():
     q, v = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 16)
     with pytest.raises(AssertionError, match="torch cannot _scaled.*_for_cpu: .*head size.*; CP_ATTN_CUDA_K"):
         attend(q, q, v, [(0, 4, False)], 1.0)
+
+
+CUDA_ENTRIES = (
+    "aoti_torch_get_current_cuda_stream",
+    "aoti_torch_cuda__scaled_dot_product_flash_attention",
+    "aoti_torch_cuda__scaled_dot_product_efficient_attention",
+)
+
+
+@pytest.mark.parametrize(
+    "has_torch, entries, is_found",
+    [(True, CUDA_ENTRIES, True), (True, CUDA_ENTRIES[:2], False), (True, (), False), (False, CUDA_ENTRIES, False)],
+    ids=["whole", "an entry is missing", "torch without CUDA", "no torch"],
+)
+def test_which_torch_is_used(tmp_path, has_torch, entries, is_found):
+    """One that is loaded and has CUDA, for which a library of that name stands here."""
+    library = tmp_path / "libtorch_cuda.so"
+    source = "".join(f"void {name}(void);\nvoid {name}(void) {{}}\n" for name in entries)
+    command = [shutil.which("gcc") or shutil.which("clang"), "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+    subprocess.run([*command, "-Wl,-soname,libtorch_cuda.so"], input=source, text=True, check=True)
+    program = f"""
+import ctypes
+{"import torch" if has_torch else ""}
+{f"ctypes.CDLL({str(library)!r})" if entries else ""}
+print(ctypes.CDLL({str(sim.FOLDER / "torch_probe.so")!r}).probe_loaded() & 1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == str(int(is_found)), done.stderr
 
 
 def test_declarations_are_torchs_own():

@@ -26,6 +26,7 @@ struct probe_block {
 };
 
 EXPORT bool probe_open(void);
+EXPORT bool probe_loaded(void);
 EXPORT int probe_alive(void);
 EXPORT const char *probe_error(void);
 EXPORT int probe_attend(const struct probe_block *block);
@@ -191,6 +192,12 @@ bool probe_open(void)
     counted.flash = counted_flash;
     counted.efficient = counted_efficient;
     return is_whole;
+}
+
+/* As cuda/ itself looks for torch. */
+bool probe_loaded(void)
+{
+    return cp_torch_loaded() != NULL;
 }
 
 const char *probe_error(void)
