@@ -26,6 +26,16 @@ enum cp_code cp_cuda_finish(const struct cp_finish_args *args,
 enum cp_code cp_cuda_delta(const struct cp_delta_args *args, struct cp_stream *stream);
 enum cp_code cp_cuda_grad(const struct cp_grad_args *args, struct cp_stream *stream);
 
+/* What another kernel made of a block of keys, to be folded into the plain kernel's
+ * state: an answer is a state whose maximum is lse and whose sum is 1. */
+struct cp_merge_args {
+    struct cp_view out;   /* (B, rows, heads, Dv), dtype of the call */
+    struct cp_view lse;   /* (B, rows, heads, 1), natural log, dtype of sums; -inf: the
+                             row saw no key */
+    struct cp_view state; /* panels of (B, rows, heads, Dv) */
+};
+enum cp_code cp_cuda_merge(const struct cp_merge_args *args, struct cp_stream *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,8 +1,12 @@
 /* The table of the plain CUDA kernel, and the choice among kernels. */
 #include "kernel_cuda.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "cuda_api.h"
 #include "cuda_check.h"
+#include "kernel_torch.h"
 
 enum {
     MAX_DIM = 65536
@@ -40,14 +44,19 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
     return CP_OK;
 }
 
-/* Panels of plain rows are a tensor whose rows lie side by side. */
-static enum cp_code pack(const struct cp_view *dst, const struct cp_view *src,
-                         struct cp_stream *stream)
+struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype)
 {
-    struct cp_view rows = *dst;
-    rows.dtype = src->dtype;
-    rows.stride[3] = cp_dtype_bytes(src->dtype);
-    rows.stride[1] = src->n[3] * rows.stride[3];
+    struct cp_view rows = *panels;
+    rows.dtype = dtype;
+    rows.stride[3] = cp_dtype_bytes(dtype);
+    rows.stride[1] = rows.n[3] * rows.stride[3];
+    return rows;
+}
+
+enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
+                                 struct cp_stream *stream)
+{
+    struct cp_view rows = cp_kernel_cuda_rows(dst, src->dtype);
     return cp_cuda_copy(&rows, src, stream);
 }
 
@@ -56,20 +65,73 @@ const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .pack_k = pack,
-    .pack_v = pack,
+    .pack_k = cp_kernel_cuda_pack,
+    .pack_v = cp_kernel_cuda_pack,
     .attend = cp_cuda_attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,
     .grad = cp_cuda_grad,
 };
 
+/* ---- the choice ---- */
+
+/* Ascending; the first takes every call. */
+static const struct {
+    const char *word; /* of CP_ATTN_CUDA_KERNEL */
+    const struct cp_kernel_ops *ops;
+} kernels[] = {
+    {"plain", &cp_kernel_cuda_plain_ops},
+    {"torch", &cp_kernel_torch_ops},
+};
+
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+/* The kernel that the user asked for, or -1. */
+static enum cp_code wanted_kernel(int *out)
+{
+    const char *text = getenv("CP_ATTN_CUDA_KERNEL");
+    *out = -1;
+    if (text == NULL || text[0] == '\0') {
+        return CP_OK;
+    }
+    for (int i = 0; i < KERNELS; i++) {
+        if (strcmp(text, kernels[i].word) == 0) {
+            *out = i;
+            return CP_OK;
+        }
+    }
+    return cp_fail(
+        CP_ERR_VALUE,
+        "CP_ATTN_CUDA_KERNEL is \"%.40s\"; allowed: plain, torch, or not set", text);
+}
+
+static bool suits(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                  int64_t head_dim, int64_t value_dim)
+{
+    struct cp_format format;
+    return ops->is_available() &&
+           ops->describe(dtype, head_dim, value_dim, &format) == CP_OK;
+}
+
 enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype, int64_t head_dim,
                                    int64_t value_dim, const struct cp_kernel_ops **out,
                                    struct cp_format *format)
 {
-    (void)limit; /* there is one kernel */
-    CP_TRY(describe(dtype, head_dim, value_dim, format));
-    *out = &cp_kernel_cuda_plain_ops;
+    int chosen = -1;
+    (void)limit; /* all have the same layouts: ranks need not agree */
+    CP_TRY(wanted_kernel(&chosen));
+    if (chosen > 0 && !kernels[chosen].ops->is_available()) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "CP_ATTN_CUDA_KERNEL is torch, but no torch with CUDA was "
+                       "imported before the first call on a GPU");
+    }
+    if (chosen < 0) {
+        chosen = KERNELS - 1;
+        while (chosen > 0 && !suits(kernels[chosen].ops, dtype, head_dim, value_dim)) {
+            chosen--;
+        }
+    }
+    CP_TRY(kernels[chosen].ops->describe(dtype, head_dim, value_dim, format));
+    *out = kernels[chosen].ops;
     return CP_OK;
 }

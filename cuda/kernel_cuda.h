@@ -15,7 +15,14 @@ enum cp_cuda_format_family {
  * of the current device. */
 extern const struct cp_kernel_ops cp_kernel_cuda_plain_ops;
 
-/* As struct cp_kernel_list.select. */
+/* The plain kernel's panels as what they are, tensors whose rows lie side by side. */
+struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype);
+/* Fills them. As pack_k and pack_v of struct cp_kernel_ops. */
+enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
+                                 struct cp_stream *stream);
+
+/* As struct cp_kernel_list.select: the best that is available and takes the call, or the
+ * one that CP_ATTN_CUDA_KERNEL names. */
 CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype,
                                                 int64_t head_dim, int64_t value_dim,
                                                 const struct cp_kernel_ops **out,

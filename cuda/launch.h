@@ -15,11 +15,11 @@
 #define CP_CUDA_UNROLL
 #endif
 
-/* Kernels whose threads do not wait for each other, with at most 2^31 - 1 blocks. No
- * block: no launch. */
-template <class... Params, class... Args>
-enum cp_code cp_cuda_launch(void (*kernel)(Params...), int64_t grid, unsigned block,
-                            struct cp_stream *stream, const Args &...args)
+/* With at most 2^31 - 1 blocks. No block: no launch. `waits`: threads of a block wait for
+ * each other, which the stand-in has to know beforehand. */
+template <bool waits, class... Params, class... Args>
+enum cp_code cp_cuda_launch_as(void (*kernel)(Params...), int64_t grid, unsigned block,
+                               struct cp_stream *stream, const Args &...args)
 {
     if (grid == 0) {
         return CP_OK;
@@ -35,9 +35,28 @@ enum cp_code cp_cuda_launch(void (*kernel)(Params...), int64_t grid, unsigned bl
     kernel<<<blocks, threads, 0, on>>>(Params(args)...);
     return cp_cuda_check(cudaGetLastError(), "launching a CUDA kernel");
 #else
-    return cp_cuda_check(simgpu_launch(kernel, blocks, threads, on, Params(args)...),
-                         "launching a CUDA kernel");
+    return cp_cuda_check(
+        waits ? simgpu_launch_block(kernel, blocks, threads, 0, on, Params(args)...)
+              : simgpu_launch(kernel, blocks, threads, on, Params(args)...),
+        "launching a CUDA kernel");
 #endif
+}
+
+/* Kernels whose threads do not wait for each other. */
+template <class... Params, class... Args>
+enum cp_code cp_cuda_launch(void (*kernel)(Params...), int64_t grid, unsigned block,
+                            struct cp_stream *stream, const Args &...args)
+{
+    return cp_cuda_launch_as<false>(kernel, grid, block, stream, args...);
+}
+
+/* Kernels whose threads do. */
+template <class... Params, class... Args>
+enum cp_code cp_cuda_launch_waiting(void (*kernel)(Params...), int64_t grid,
+                                    unsigned block, struct cp_stream *stream,
+                                    const Args &...args)
+{
+    return cp_cuda_launch_as<true>(kernel, grid, block, stream, args...);
 }
 
 #endif

@@ -8,8 +8,12 @@ before. The dispatcher drops arguments that a backend is not registered for, so 
 import functools
 import inspect
 
-# By the kind of device: diffusers' names of the backends whose place cp_attn can take.
-COMPATIBLE = {"cpu": ("native", "_native_math", "_native_flash")}
+# By the kind of device: diffusers' names of the backends whose place cp_attn can take. A name says what is replaced,
+# not what computes then: all are exact attention, and cp_attn's kernels are chosen by the call.
+COMPATIBLE = {
+    "cpu": ("native", "_native_math", "_native_flash"),
+    "cuda": ("native", "_native_math", "_native_flash", "_native_efficient", "_native_cudnn"),
+}
 
 _ARGUMENTS = frozenset(
     ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "return_lse")

@@ -46,7 +46,8 @@ def check_backends(model, modules, device):
         own = getattr(module.processor, "_attention_backend", None)
         backend = active if own is None else dispatch.name_of(own)
         if backend not in allowed:
-            what = f"compatible ones are {', '.join(allowed)}" if allowed else "cp_attn runs on cpu only"
+            devices = " and ".join(dispatch.COMPATIBLE)
+            what = f"compatible ones are {', '.join(allowed)}" if allowed else f"cp_attn runs on {devices} only"
             raise ValueError(
                 f"attention module {path!r} of {type(model).__name__} uses the backend {backend!r}, which "
                 f"cp_attn cannot run on {device}; {what}"

@@ -1,12 +1,14 @@
 """The wrapping of diffusers' backends, without ranks."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("diffusers")
 
 from diffusers.models import attention_dispatch  # noqa: E402
 
-from cp_attn.models import dispatch  # noqa: E402
+from cp_attn.models import dispatch, processors  # noqa: E402
 
 Registry = attention_dispatch._AttentionBackendRegistry
 
@@ -85,3 +87,30 @@ def test_another_build_of_diffusers(monkeypatch):
     monkeypatch.delattr(Registry, "_supported_arg_names")
     with pytest.raises(RuntimeError, match="diffusers .* lacks _supported_arg_names"):
         dispatch.registry()
+
+
+EXACT = {  # torch's own backends
+    "cpu": ["native", "_native_math", "_native_flash"],
+    "cuda": ["native", "_native_math", "_native_flash", "_native_efficient", "_native_cudnn"],
+}
+
+
+@pytest.mark.parametrize("device", EXACT)
+def test_backends_of_a_device(device):
+    """These pass; any other that diffusers has is refused with the names that would do."""
+    taken = []
+    for backend in Registry._backends:
+        modules = [("blocks.0", SimpleNamespace(processor=SimpleNamespace(_attention_backend=backend)))]
+        try:
+            processors.check_backends(object(), modules, device)
+            taken.append(dispatch.name_of(backend))
+        except ValueError as error:
+            assert f"'blocks.0' of object uses the backend '{dispatch.name_of(backend)}'" in str(error)
+            assert str(error).endswith(f"cannot run on {device}; compatible ones are {', '.join(EXACT[device])}")
+    assert sorted(taken) == sorted(EXACT[device])
+
+
+def test_other_devices_are_refused():
+    modules = [("blocks.0", SimpleNamespace(processor=SimpleNamespace(_attention_backend="native")))]
+    with pytest.raises(ValueError, match="cannot run on xpu; cp_attn runs on cpu and cuda only"):
+        processors.check_backends(object(), modules, "xpu")

@@ -1,4 +1,5 @@
-/* The plain CUDA kernel against the generic one of the CPU, over random calls.
+/* The plain CUDA kernel, and the merge of blocks that others answer, against the generic
+ * kernel of the CPU, over random calls.
  *
  * A call is made as the executor makes it: keys come in blocks cut at random, packed
  * into panels, heads in groups; tensors lie in memory in any order of their axes; guard
@@ -6,11 +7,14 @@
  * allowed is a few times its error in the dtype of the call. */
 #include <cuda_runtime.h>
 
+#include "cuda_api.h"
 #include "device_cuda.h"
 #include "judge.h"
 #include "kernel/kernel_cpu.h"
 #include "kernel_cuda.h"
+#include "kernel_torch.h"
 #include "layout.h"
+#include "sim_torch.h"
 #include "test.h"
 
 enum { GUARD = 192, GUARD_BYTE = 0xa5, TENSORS = 12 };
@@ -157,6 +161,7 @@ struct problem {
     int64_t mask_n[CP_AXES];
     double scale, size;
     bool is_causal, has_dlse;
+    bool is_whole; /* the keys come in one block, the heads in one group */
     int64_t q_first, k_first;
     double *q, *k, *v, *mask, *dout, *dlse;
 };
@@ -528,7 +533,8 @@ static void run_heads(struct call *c, struct cut cut)
     for (int pass = 0; pass < 2; pass++) {
         struct test_rng here = cuts;
         for (cut.key = 0; cut.key < all; cut.key += cut.keys) {
-            cut.keys = test_rng_range(&here, 1, most > 0 ? most : 1);
+            cut.keys =
+                c->p->is_whole ? all : test_rng_range(&here, 1, most > 0 ? most : 1);
             cut.keys = cut.keys < all - cut.key ? cut.keys : all - cut.key;
             if (pass == 0) {
                 attend_cut(c, &cut, &state.view);
@@ -565,7 +571,8 @@ static void run(const struct problem *p, const struct machine *on, struct test_r
     int64_t per_kv = p->heads / p->kv_heads;
     struct cut cut = {0};
     for (cut.head = 0; cut.head < p->heads; cut.head += cut.heads) {
-        cut.heads = test_rng_range(&c.rng, 1, p->heads - cut.head);
+        cut.heads =
+            p->is_whole ? p->heads : test_rng_range(&c.rng, 1, p->heads - cut.head);
         cut.kv = cut.head / per_kv;
         cut.kvs = (cut.head + cut.heads - 1) / per_kv - cut.kv + 1;
         run_heads(&c, cut);
@@ -625,11 +632,13 @@ static void compare(const struct problem *p, struct test_rng rng,
     answer_free(&truth);
 }
 
-static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
+static void many_calls(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                       uint64_t stream, int count)
 {
     struct test_rng rng = test_rng_init(stream);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
+    cuda.ops = ops;
     judge_worst = 0;
     for (int i = 0; i < count; i++) {
         struct problem p;
@@ -638,29 +647,134 @@ static void many_calls(enum cp_dtype dtype, uint64_t stream, int count)
         (void)test_rng_next(&rng);
         problem_free(&p);
     }
-    printf("%s: %d calls, worst error %.2f of what is allowed\n", cp_dtype_name(dtype),
-           count, judge_worst);
+    printf("%s, %s: %d calls, worst error %.2f of what is allowed\n", ops->name,
+           cp_dtype_name(dtype), count, judge_worst);
     cuda_machine_close(&cuda);
 }
 
 TEST(float32)
 {
-    many_calls(CP_DTYPE_FLOAT32, 1, 60);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 1, 60);
 }
 
 TEST(float64)
 {
-    many_calls(CP_DTYPE_FLOAT64, 2, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT64, 2, 40);
 }
 
 TEST(bfloat16)
 {
-    many_calls(CP_DTYPE_BFLOAT16, 3, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_BFLOAT16, 3, 40);
 }
 
 TEST(float16)
 {
-    many_calls(CP_DTYPE_FLOAT16, 4, 40);
+    many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT16, 4, 40);
+}
+
+/* ---- blocks answered by themselves, and merged ---- */
+
+/* The plain kernel as any other that answers one block at a time: its out and lse, then
+ * the merge. Rows that a mask leaves without a key have lse -inf. */
+static enum cp_code attend_and_merge(const struct cp_attend_args *args,
+                                     struct cp_stream *stream)
+{
+    const int64_t *n = args->state.n;
+    enum cp_dtype sum = cp_dtype_sum(args->q.dtype);
+    int64_t rows = n[0] * n[1] * n[2];
+    int64_t sum_bytes = cp_dtype_bytes(sum);
+    int64_t by_batch = args->state.stride[0] * n[0];
+    int64_t by_head = args->state.stride[2] * n[2];
+    int64_t state_bytes = by_batch > by_head ? by_batch : by_head;
+    int64_t out_bytes = cp_round_up(rows * n[3] * cp_dtype_bytes(args->q.dtype), 64);
+    cudaStream_t on = (cudaStream_t)stream;
+    char *room = NULL;
+    if (!CHECK(cudaMallocAsync((void **)&room,
+                               (size_t)(state_bytes + out_bytes + rows * sum_bytes + 1),
+                               on) == cudaSuccess)) {
+        return CP_ERR_NO_MEMORY;
+    }
+    CHECK(cudaMemsetAsync(room, 0, (size_t)state_bytes, on) == cudaSuccess);
+    struct cp_attend_args alone = *args;
+    alone.state.data = room;
+    struct cp_finish_args finish = {
+        .state = alone.state,
+        .out =
+            cp_view_compact(room + state_bytes, args->q.dtype, n[0], n[1], n[2], n[3]),
+        .lse =
+            cp_view_compact(room + state_bytes + out_bytes, sum, n[0], n[1], n[2], 1),
+    };
+    struct cp_merge_args merge = {
+        .out = finish.out, .lse = finish.lse, .state = args->state};
+    CHECK(cp_cuda_attend(&alone, stream) == CP_OK);
+    CHECK(cp_cuda_finish(&finish, stream) == CP_OK);
+    CHECK(cp_cuda_merge(&merge, stream) == CP_OK);
+    CHECK(cudaFreeAsync(room, on) == cudaSuccess);
+    return CP_OK;
+}
+
+TEST(merged_blocks_are_one_attention)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
+                                    CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
+    struct cp_kernel_ops ops = cp_kernel_cuda_plain_ops;
+    ops.name = "merged";
+    ops.attend = attend_and_merge;
+    for (uint64_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        many_calls(&ops, dtypes[i], 10 + i, 30);
+    }
+}
+
+/* ---- torch's ops ---- */
+
+/* A call of which torch may take blocks: seldom a mask, dims of 8, at times the diagonal of
+ * a causal one. */
+static void problem_for_torch(struct problem *p, struct test_rng *rng,
+                              enum cp_dtype dtype)
+{
+    problem_init(p, rng, dtype);
+    while (p->dim % 8 != 0 || p->value_dim % 8 != 0 ||
+           (p->mask != NULL && test_rng_range(rng, 0, 9) > 0)) {
+        problem_free(p);
+        problem_init(p, rng, dtype);
+    }
+    if (p->is_causal && p->rows <= p->keys) {
+        p->is_whole = true;
+        p->keys = p->rows;
+        p->q_first = p->k_first;
+    }
+}
+
+TEST(torch_answers_blocks)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16,
+                                    CP_DTYPE_FLOAT32};
+    struct test_rng rng = test_rng_init(20);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    simtorch_load(true);
+    simtorch_set_stream(cuda.stream);
+    cuda.ops = &cp_kernel_torch_ops;
+    CHECK(cuda.ops->is_available());
+    judge_worst = 0;
+    for (int i = 0; i < 90; i++) {
+        struct problem p;
+        problem_for_torch(&p, &rng, dtypes[i % 3]);
+        p.is_whole = p.is_whole || i % 2 == 0;
+        compare(&p, rng, &cuda);
+        (void)test_rng_next(&rng);
+        problem_free(&p);
+    }
+    struct simtorch_counts counts = simtorch_counts();
+    printf("flash %d, efficient %d, causal %d, grouped %d; worst error %.2f of what is "
+           "allowed\n",
+           counts.flash, counts.efficient, counts.causal, counts.grouped, judge_worst);
+    CHECK(counts.flash > 10 && counts.efficient > 5);
+    CHECK(counts.causal > 2 && counts.grouped > 5);
+    CHECK_EQ_I64(counts.refused, 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
+    cuda_machine_close(&cuda);
 }
 
 /* Thousands of keys: sums must not lose digits with length. */

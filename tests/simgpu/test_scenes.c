@@ -2,6 +2,7 @@
  * device, its plain kernel and the NCCL communicator, against float64, as
  * tests/c/test_context.c does it for the host. */
 #include "gpus.h"
+#include "sim_torch.h"
 
 static void play(int ring, int ulysses)
 {
@@ -62,4 +63,40 @@ TEST(calls_on_two_streams)
     world_play_by(alternate, 2, 1, &gpus, CP_ANYTHING, 0, NULL);
     world_play_by(alternate, 1, 3, &gpus, CP_ANYTHING, 0, NULL);
     world_play_by(alternate, 2, 2, &gpus, CP_EVEN, 0, NULL);
+}
+
+/* Of which torch takes a block or another. */
+static bool suits_torch(const struct scene *scene)
+{
+    return scene->mask_kind == CP_MASK_NONE && scene->dtype != CP_DTYPE_FLOAT64 &&
+           scene->dim == 8 && scene->value_dim == 8;
+}
+
+/* torch's current stream is the caller's. */
+static struct cp_stream *take_as_torch(struct world *w, int rank,
+                                       struct cp_view tensors[CP_TENSORS])
+{
+    simtorch_set_stream(((const struct gpu *)w->own[rank])->stream);
+    return gpus_take(w, rank, tensors);
+}
+
+static void play_with_torch(int ring, int ulysses)
+{
+    struct world_transport transport = gpus;
+    transport.take = take_as_torch;
+    world_play(ring, ulysses, &transport, CP_ANYTHING, 0, suits_torch);
+    world_play(ring, ulysses, &transport, CP_EVEN, 0, suits_torch);
+}
+
+/* The same with torch's ops for the blocks that they take. */
+TEST(with_torch)
+{
+    simtorch_load(true);
+    play_with_torch(2, 1);
+    play_with_torch(1, 3);
+    play_with_torch(2, 2);
+    struct simtorch_counts counts = simtorch_counts();
+    CHECK(counts.flash > 0 && counts.efficient > 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
 }
