@@ -5,11 +5,10 @@ The meeting itself is `csrc/control/meet_hosts.c`.
 
 import os
 import socket
-import sys
 import time
 from contextlib import contextmanager, nullcontext
 
-from . import _C
+from . import _C, _ranks
 
 PATIENCE = 60.0  # seconds, at least: as for the ranks of one host
 
@@ -79,8 +78,8 @@ def _store(environ):
         from torch.distributed import TCPStore
 
         return TCPStore(_master(environ), int(environ["MASTER_PORT"]), is_master=False)
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = _ranks.torch_distributed()
+    if distributed is None:
         return None
     return distributed.distributed_c10d._get_default_store()
 

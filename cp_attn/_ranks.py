@@ -166,10 +166,17 @@ def _read_mesh(mesh):
     return tuple(names), ranks.tolist()
 
 
+def torch_distributed():
+    """Return torch.distributed where it is initialised, else None; torch is not imported for that."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
 def _torch_job(job):
     """Return the job as an initialised torch.distributed knows it; `job` where there is none or they agree."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = torch_distributed()
+    if distributed is None:
         return job
     rank, world = distributed.get_rank(), distributed.get_world_size()
     if job is not None and (job.rank, job.world) == (rank, world):

@@ -135,11 +135,8 @@ static enum cp_code cuda_follow(int ordinal, struct cp_stream *stream,
 {
     int current = ordinal;
     cudaEvent_t event = NULL;
-    CP_TRY(cp_cuda_check(cudaGetDevice(&current), "cudaGetDevice"));
-    cudaError_t error = cudaSetDevice(ordinal);
-    if (error == cudaSuccess) {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
+    CP_TRY(cp_cuda_enter(ordinal, &current));
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     if (error == cudaSuccess) {
         error = cudaEventRecord(event, (cudaStream_t)before);
     }
@@ -149,8 +146,8 @@ static enum cp_code cuda_follow(int ordinal, struct cp_stream *stream,
     if (event != NULL) {
         (void)cudaEventDestroy(event); /* once it has happened */
     }
-    (void)cudaSetDevice(current);
-    return cp_cuda_check(error, "ordering two streams");
+    return cp_cuda_leave(ordinal, current,
+                         cp_cuda_check(error, "ordering two streams"));
 }
 
 const struct cp_accelerator cp_accelerator_cuda = {

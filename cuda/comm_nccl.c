@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "cuda_check.h"
+#include "device_cuda.h"
 #include "nccl_post.h"
 #include "nccl_watcher.h"
 
@@ -39,22 +40,6 @@ static void lock(struct comm_nccl *self)
 static void unlock(struct comm_nccl *self)
 {
     (void)pthread_mutex_unlock(&self->watcher->mutex);
-}
-
-/* Makes the device the thread's current one, and back: the default stream, events and a
- * new communicator are those of the current device. */
-static enum cp_code enter_device(int device, int *before)
-{
-    CP_TRY(cp_cuda_check(cudaGetDevice(before), "cudaGetDevice"));
-    return *before == device ? CP_OK
-                             : cp_cuda_check(cudaSetDevice(device), "cudaSetDevice");
-}
-
-static void leave_device(int device, int before)
-{
-    if (before != device) {
-        (void)cudaSetDevice(before);
-    }
 }
 
 /* Breaks the context with the thread's own sentence and aborts. Returns the first
@@ -251,10 +236,11 @@ static enum cp_code nccl_post(struct cp_comm *comm, const struct cp_xfer *xfers,
     struct comm_nccl *self = nccl_of(comm);
     uint64_t posted = 0;
     int before = 0;
-    enum cp_code code = enter_device(self->device, &before);
+    /* The default stream, events and a new communicator are those of the current device. */
+    enum cp_code code = cp_cuda_enter(self->device, &before);
     if (code == CP_OK) {
         code = post(self, xfers, count, (cudaStream_t)stream, &posted);
-        leave_device(self->device, before);
+        (void)cp_cuda_leave(self->device, before, code);
     }
     if (code != CP_OK) {
         return give_up(self, code);
@@ -373,10 +359,10 @@ enum cp_code cp_comm_nccl_create(const struct cp_comm_nccl_args *args,
                                  struct cp_comm **out)
 {
     int before = 0;
-    enum cp_code code = enter_device(args->device, &before);
+    enum cp_code code = cp_cuda_enter(args->device, &before);
     if (code == CP_OK) {
         code = create(args, out);
-        leave_device(args->device, before);
+        (void)cp_cuda_leave(args->device, before, code);
     }
     if (code != CP_OK) {
         struct cp_status reason = *cp_last_error();

@@ -13,16 +13,14 @@ struct cuda_device {
     cudaEvent_t event[CP_DEVICE_EVENTS];
 };
 
-/* The number of the current device before an entry. */
-static enum cp_code enter(int ordinal, int *before)
+enum cp_code cp_cuda_enter(int ordinal, int *before)
 {
     CP_TRY(cp_cuda_check(cudaGetDevice(before), "cudaGetDevice"));
     return *before == ordinal ? CP_OK
                               : cp_cuda_check(cudaSetDevice(ordinal), "cudaSetDevice");
 }
 
-/* `code` is what the entry did; its failure comes before one of going back. */
-static enum cp_code leave(int ordinal, int before, enum cp_code code)
+enum cp_code cp_cuda_leave(int ordinal, int before, enum cp_code code)
 {
     if (before == ordinal) {
         return code;
@@ -40,7 +38,7 @@ enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what, void **o
 {
     int before = ordinal;
     void *data = NULL;
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     /* 0 bytes are a block too. */
     cudaError_t error = cudaMalloc(&data, bytes > 0 ? bytes : 1);
     enum cp_code code = CP_OK;
@@ -55,16 +53,16 @@ enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what, void **o
     if (code == CP_OK) {
         *out = data;
     }
-    return leave(ordinal, before, code);
+    return cp_cuda_leave(ordinal, before, code);
 }
 
 void cp_cuda_free(int ordinal, void *address_of_pointer)
 {
     int before = ordinal;
     void **data = address_of_pointer;
-    if (*data != NULL && enter(ordinal, &before) == CP_OK) {
+    if (*data != NULL && cp_cuda_enter(ordinal, &before) == CP_OK) {
         (void)cp_cuda_check(cudaFree(*data), "cudaFree");
-        (void)leave(ordinal, before, CP_OK);
+        (void)cp_cuda_leave(ordinal, before, CP_OK);
     }
     *data = NULL;
 }
@@ -84,16 +82,16 @@ static enum cp_code cuda_copy(struct cp_device *device, const struct cp_view *ds
                               const struct cp_view *src, struct cp_stream *stream)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
-    CP_TRY(enter(ordinal, &before));
-    return leave(ordinal, before, cp_cuda_copy(dst, src, stream));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
+    return cp_cuda_leave(ordinal, before, cp_cuda_copy(dst, src, stream));
 }
 
 static enum cp_code cuda_add(struct cp_device *device, const struct cp_view *dst,
                              const struct cp_view *src, struct cp_stream *stream)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
-    CP_TRY(enter(ordinal, &before));
-    return leave(ordinal, before, cp_cuda_add(dst, src, stream));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
+    return cp_cuda_leave(ordinal, before, cp_cuda_add(dst, src, stream));
 }
 
 static enum cp_code cuda_zero(struct cp_device *device, void *data, size_t bytes,
@@ -103,27 +101,27 @@ static enum cp_code cuda_zero(struct cp_device *device, void *data, size_t bytes
     if (bytes == 0) {
         return CP_OK;
     }
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     cudaError_t error = cudaMemsetAsync(data, 0, bytes, (cudaStream_t)stream);
-    return leave(ordinal, before, cp_cuda_check(error, "cudaMemsetAsync"));
+    return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaMemsetAsync"));
 }
 
 static enum cp_code cuda_enter(struct cp_device *device, int *before)
 {
-    return enter(of(device)->ordinal, before);
+    return cp_cuda_enter(of(device)->ordinal, before);
 }
 
 static enum cp_code cuda_leave(struct cp_device *device, int before)
 {
-    return leave(of(device)->ordinal, before, CP_OK);
+    return cp_cuda_leave(of(device)->ordinal, before, CP_OK);
 }
 
 static enum cp_code cuda_wait(struct cp_device *device, int event)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     cudaError_t error = cudaEventSynchronize(of(device)->event[event]);
-    return leave(ordinal, before, cp_cuda_check(error, "cudaEventSynchronize"));
+    return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaEventSynchronize"));
 }
 
 static struct cp_stream *cuda_lane(struct cp_device *device, int lane)
@@ -135,9 +133,9 @@ static enum cp_code cuda_record(struct cp_device *device, struct cp_stream *stre
                                 int event)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     cudaError_t error = cudaEventRecord(of(device)->event[event], (cudaStream_t)stream);
-    return leave(ordinal, before, cp_cuda_check(error, "cudaEventRecord"));
+    return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaEventRecord"));
 }
 
 /* An event that was never recorded makes nobody wait. */
@@ -145,10 +143,10 @@ static enum cp_code cuda_await(struct cp_device *device, struct cp_stream *strea
                                int event)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     cudaError_t error =
         cudaStreamWaitEvent((cudaStream_t)stream, of(device)->event[event], 0);
-    return leave(ordinal, before, cp_cuda_check(error, "cudaStreamWaitEvent"));
+    return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaStreamWaitEvent"));
 }
 
 static const struct cp_device_ops cuda_ops = {
@@ -233,7 +231,7 @@ enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out)
     int before = ordinal;
     void *block = NULL;
     CP_TRY(cp_cuda_check_ordinal(ordinal));
-    CP_TRY(enter(ordinal, &before));
+    CP_TRY(cp_cuda_enter(ordinal, &before));
     enum cp_code code =
         cp_mem_create(sizeof(struct cuda_device), "a CUDA device", &block);
     struct cuda_device *device = block;
@@ -245,7 +243,7 @@ enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out)
     if (code == CP_OK) {
         code = make_events(device);
     }
-    code = leave(ordinal, before, code);
+    code = cp_cuda_leave(ordinal, before, code);
     if (code != CP_OK) {
         struct cp_device *half = device != NULL ? &device->head : NULL;
         cp_device_cuda_destroy(&half);
@@ -262,9 +260,9 @@ void cp_device_cuda_destroy(struct cp_device **device)
     }
     struct cuda_device *mine = of(*device);
     int before = mine->ordinal;
-    if (enter(mine->ordinal, &before) == CP_OK) {
+    if (cp_cuda_enter(mine->ordinal, &before) == CP_OK) {
         release(mine);
-        (void)leave(mine->ordinal, before, CP_OK);
+        (void)cp_cuda_leave(mine->ordinal, before, CP_OK);
     }
     cp_mem_destroy(&mine);
     *device = NULL;

@@ -11,6 +11,11 @@ CP_NODISCARD enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **
 /* Accepts NULL, leaves NULL. Waits for nothing: what has been enqueued still runs. */
 void cp_device_cuda_destroy(struct cp_device **device);
 
+/* That device becomes the thread's current one; `before`: which one was. */
+CP_NODISCARD enum cp_code cp_cuda_enter(int ordinal, int *before);
+/* And back. `code`: of what was done in between, which goes before a failure here. */
+enum cp_code cp_cuda_leave(int ordinal, int before, enum cp_code code);
+
 /* CP_ERR_VALUE where this process does not see a device of that number. */
 CP_NODISCARD enum cp_code cp_cuda_check_ordinal(int ordinal);
 

@@ -64,15 +64,17 @@ static int largest_group(const struct cp_schedule *schedule)
     return largest;
 }
 
-static size_t xfer_bytes(const struct cp_schedule *schedule)
+/* What is_awaited takes of the room, at its start. */
+static size_t awaited_bytes(const struct cp_schedule *schedule)
 {
-    return (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
+    int64_t places = (int64_t)CP_LANES * (schedule->step_count + 1);
+    return (size_t)cp_round_up(places * (int64_t)sizeof(bool), CP_PANEL_ALIGN);
 }
 
 size_t cp_run_room_bytes(const struct cp_schedule *schedule)
 {
-    return xfer_bytes(schedule) +
-           (size_t)CP_LANES * ((size_t)schedule->step_count + 1) * sizeof(bool);
+    return awaited_bytes(schedule) +
+           (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
 }
 
 static bool *is_awaited(const struct cp_run *run, int lane, int32_t done)
@@ -86,6 +88,7 @@ static void find_awaited(struct cp_run *run)
 {
     const struct cp_schedule *schedule = run->schedule;
     int32_t counts[CP_LANES] = {0};
+    memset(run->is_awaited, 0, awaited_bytes(schedule));
     for (int32_t at = 0; at < schedule->step_count; at++) {
         const struct cp_step *step = &schedule->steps[at];
         for (int lane = 0; lane < CP_LANES; lane++) {
@@ -112,8 +115,8 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     memset(run, 0, sizeof *run);
     run->env = *env;
     run->schedule = schedule;
-    run->xfers = room;
-    run->is_awaited = (bool *)((char *)room + xfer_bytes(schedule));
+    run->is_awaited = room;
+    run->xfers = (struct cp_xfer *)((char *)room + awaited_bytes(schedule));
     memcpy(run->tensors, tensors, sizeof run->tensors);
     for (int lane = 0; lane < CP_LANES; lane++) {
         bool is_own = lane != CP_LANE_COMPUTE && cp_device_is_async(env->device);
@@ -482,8 +485,6 @@ static enum cp_code advance(struct cp_run *run, int lane)
 /* All steps, in the order of the schedule: nothing here waits for a peer. */
 static enum cp_code enqueue_all(struct cp_run *run)
 {
-    memset(run->is_awaited, 0,
-           cp_run_room_bytes(run->schedule) - xfer_bytes(run->schedule));
     find_awaited(run);
     CP_TRY(fork_lanes(run));
     for (int32_t at = 0; at < run->schedule->step_count; at++) {

@@ -33,9 +33,10 @@ static enum cp_code fail_import(void)
     return code;
 }
 
-const struct cp_accelerator *device_accelerator(struct module_state *state,
-                                                const struct cp_tensor *tensor,
-                                                const char *name)
+/* The accelerator of a device that is not the host. NULL with an exception where cp_attn was built without it. */
+static const struct cp_accelerator *find_accelerator(struct module_state *state,
+                                                     const struct cp_tensor *tensor,
+                                                     const char *name)
 {
     if (state->accelerator != NULL) {
         return state->accelerator;
@@ -108,7 +109,7 @@ int device_use(struct module_state *state, ContextObject *context,
         record->call.place = CP_ON_HOST;
         return 0;
     }
-    const struct cp_accelerator *accelerator = device_accelerator(state, tensor, name);
+    const struct cp_accelerator *accelerator = find_accelerator(state, tensor, name);
     if (accelerator == NULL) {
         return -1;
     }

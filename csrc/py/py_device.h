@@ -5,12 +5,6 @@
 #include "py_context.h"
 #include "py_dlpack.h"
 
-/* The accelerator of a device that is not the host, and that cp_tensor_check_device has passed. NULL with an exception
- * where cp_attn was built without it. */
-const struct cp_accelerator *device_accelerator(struct module_state *state,
-                                                const struct cp_tensor *tensor,
-                                                const char *name);
-
 /* Makes the context serve the array's device, with memory of its library where that lends any, and notes in the record
  * where the call is. 0, or -1 with an exception. */
 int device_use(struct module_state *state, ContextObject *context,

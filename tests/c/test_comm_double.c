@@ -1,5 +1,6 @@
 /* The test double itself: order, lateness, exact bytes, errors; ranks as threads and
  * polled in one thread. */
+#include "all_to_all.h"
 #include "comm_double.h"
 #include "ranks.h"
 #include "test.h"
@@ -105,60 +106,10 @@ TEST(the_senders_memory_is_read_late)
     rig_fini(&rig);
 }
 
-static uint32_t word(int from, int to, int round, size_t index)
-{
-    return (uint32_t)from << 28 | (uint32_t)to << 24 | (uint32_t)(round & 0xff) << 16 |
-           (uint32_t)index;
-}
-
-static size_t count_of(int from, int to, int round)
-{
-    return (size_t)((from * 5 + to * 3 + round * 7) % 40); /* 0 too */
-}
-
-/* All to all, itself included, uneven; three rounds in flight. */
 static void body_all_to_all(int rank, void *arg)
 {
     struct rig *rig = arg;
-    struct cp_comm *comm = rig->comm[rank];
-    static _Thread_local uint32_t out[3][RANKS_MOST][40], in[3][RANKS_MOST][40];
-    uint64_t ticket[3] = {0};
-    for (int round = 0; round < rig->rounds + 3; round++) {
-        int slot = round % 3;
-        if (round >= 3) {
-            struct cp_comm_wait wait = {.is_ticket = true, .value = ticket[slot]};
-            if (!CHECK_EQ_I64(
-                    comm->ops->wait(comm, &wait, 1, "all to all", cp_deadline_in(20.0)),
-                    CP_OK)) {
-                return;
-            }
-            for (int peer = 0; peer < rig->world; peer++) {
-                for (size_t i = 0; i < count_of(peer, rank, round - 3); i++) {
-                    CHECK_EQ_U64(in[slot][peer][i], word(peer, rank, round - 3, i));
-                }
-            }
-        }
-        struct cp_xfer xfers[2 * RANKS_MOST];
-        for (int peer = 0; peer < rig->world; peer++) {
-            for (size_t i = 0; i < 40; i++) {
-                out[slot][peer][i] = word(rank, peer, round, i);
-            }
-            xfers[2 * peer] = (struct cp_xfer){.data = out[slot][peer],
-                                               .bytes = 4 * count_of(rank, peer, round),
-                                               .peer = peer,
-                                               .is_send = true};
-            xfers[2 * peer + 1] =
-                (struct cp_xfer){.data = in[slot][peer],
-                                 .bytes = 4 * count_of(peer, rank, round),
-                                 .peer = peer};
-        }
-        if (round < rig->rounds &&
-            !CHECK_EQ_I64(
-                comm->ops->post(comm, xfers, 2 * rig->world, NULL, &ticket[slot]),
-                CP_OK)) {
-            return;
-        }
-    }
+    all_to_all(rig->comm[rank], rig->rounds);
 }
 
 TEST(all_to_all_between_threads)

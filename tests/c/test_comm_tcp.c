@@ -1,6 +1,7 @@
 /* Messages over TCP: equal bytes at no, one, odd and large sizes, both ways at once and
  * in order; deadlines, deaths, poison; ranks as threads. Whole calls over it are in
  * test_context. */
+#include "all_to_all.h"
 #include "base/mem.h"
 #include "comm/comm_tcp.c"
 #include "loopback.h"
@@ -74,58 +75,10 @@ static enum cp_code wait_for(struct rig *rig, int rank, uint64_t ticket, double 
                                       cp_deadline_in(seconds));
 }
 
-static uint32_t word(int from, int to, int round, size_t index)
-{
-    return (uint32_t)from << 28 | (uint32_t)to << 24 | (uint32_t)(round & 0xff) << 16 |
-           (uint32_t)index;
-}
-
-static size_t bytes_of(int from, int to, int round)
-{
-    return (size_t)((from * 50 + to * 30 + round * 7) % 160); /* 0 and odd ones too */
-}
-
-/* All to all, itself included, uneven; three rounds in flight. */
 static void body_all_to_all(int rank, void *arg)
 {
     struct rig *rig = arg;
-    struct cp_comm *comm = rig->comm[rank];
-    static _Thread_local uint32_t out[3][RANKS_MOST][40], in[3][RANKS_MOST][40];
-    uint64_t ticket[3] = {0};
-    for (int round = 0; round < rig->rounds + 3; round++) {
-        int slot = round % 3;
-        if (round >= 3) {
-            if (!CHECK_EQ_I64(wait_for(rig, rank, ticket[slot], 20.0), CP_OK)) {
-                return;
-            }
-            for (int peer = 0; peer < rig->world; peer++) {
-                uint32_t want[40];
-                for (size_t i = 0; i < 40; i++) {
-                    want[i] = word(peer, rank, round - 3, i);
-                }
-                CHECK_EQ_BYTES(in[slot][peer], want, bytes_of(peer, rank, round - 3));
-            }
-        }
-        struct cp_xfer xfers[2 * RANKS_MOST];
-        for (int peer = 0; peer < rig->world; peer++) {
-            for (size_t i = 0; i < 40; i++) {
-                out[slot][peer][i] = word(rank, peer, round, i);
-            }
-            xfers[2 * peer] = (struct cp_xfer){.data = out[slot][peer],
-                                               .bytes = bytes_of(rank, peer, round),
-                                               .peer = peer,
-                                               .is_send = true};
-            xfers[2 * peer + 1] = (struct cp_xfer){.data = in[slot][peer],
-                                                   .bytes = bytes_of(peer, rank, round),
-                                                   .peer = peer};
-        }
-        if (round < rig->rounds &&
-            !CHECK_EQ_I64(
-                comm->ops->post(comm, xfers, 2 * rig->world, NULL, &ticket[slot]),
-                CP_OK)) {
-            return;
-        }
-    }
+    all_to_all(rig->comm[rank], rig->rounds);
 }
 
 TEST(all_to_all_between_threads)

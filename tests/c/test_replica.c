@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "control/replica.c"
 #include "loopback.h"
+#include "records.h"
 
 struct rig {
     struct loopback net;
@@ -59,36 +60,6 @@ static void rig_fini(struct rig *rig)
         leave(rig, rank);
     }
     CHECK_EQ_I64(cp_mem_stats().live_blocks, 0);
-}
-
-/* Every number follows from rank and round. One record in five carries an error. */
-static struct cp_record record_of(int rank, uint64_t round)
-{
-    struct cp_record record = {.call = {.batch = (int64_t)round * 100 + rank}};
-    memset((char *)&record.call + 8, (int)(round * 31 + (uint64_t)rank) & 0xff,
-           sizeof record.call - 8);
-    for (int i = 0; i < CP_SIZE_COUNT; i++) {
-        record.sizes[i] = (int64_t)round * 1000 + rank * 10 + i;
-    }
-    record.status.rank = rank;
-    if ((round + (uint64_t)rank) % 5 == 0) {
-        record.status.code = CP_ERR_VALUE;
-        (void)snprintf(record.status.text, sizeof record.status.text,
-                       "rank %d dislikes round %llu", rank, (unsigned long long)round);
-    }
-    return record;
-}
-
-static bool is_record_of(const struct cp_record *record, int rank, uint64_t round)
-{
-    struct cp_record want = record_of(rank, round);
-    return CHECK_EQ_U64(atomic_load(&record->seq), round) &&
-           CHECK_EQ_BYTES(&record->call, &want.call, sizeof want.call) &&
-           CHECK_EQ_BYTES(record->sizes, want.sizes, sizeof want.sizes) &&
-           CHECK_EQ_I64(record->status.code, want.status.code) &&
-           CHECK_EQ_I64(record->status.rank, rank) &&
-           (want.status.code == CP_OK ||
-            CHECK_EQ_STR(record->status.text, want.status.text));
 }
 
 static void play(struct rig *rig, int rank, int rounds, double seconds)
