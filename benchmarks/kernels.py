@@ -7,7 +7,6 @@ to one core and alternates that program with torch's scaled_dot_product_attentio
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -16,48 +15,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .core import build
 from .provenance import processor, provenance
-
-ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "benchmarks"
-
-# As in setup.py: only these files get an ISA flag.
-FLAGS = "-std=c11 -O3 -fno-math-errno -fno-trapping-math -D_GNU_SOURCE".split()
-AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma".split()
-ISA_FLAGS = {
-    "_avx2": "-mavx2 -mfma -mf16c".split(),
-    "_avx512": AVX512,
-    "_avx512bf16": [*AVX512, "-mavx512bf16"],
-}
-# What bench_kernel.c needs of csrc/: nothing above the kernels.
-SOURCES = ("csrc/base/mem.c", "csrc/base/status.c", "csrc/tensor/dtype.c", "csrc/tensor/view.c", "csrc/kernel/**/*.c")
 
 # Rows, keys, dim: one rank of four of an image model with 4,608 tokens (the marks of the project),
 # the same on one rank, a long sequence (throughput must not fall), and small dims.
 SHAPES = [(1152, 4608, 128), (1152, 4608, 64), (4608, 4608, 128), (1152, 32760, 128), (1152, 4608, 72)]
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-def build(cc):
-    """Compile the program if a source is newer; its path."""
-    program = BUILD / "bench_kernel"
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    sources = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
-    sources = [s for s in sources if is_x86 or not s.stem.endswith(tuple(ISA_FLAGS))]
-    sources.append(ROOT / "benchmarks" / "bench_kernel.c")
-    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("csrc/**/*.h"), Path(__file__)])
-    if program.exists() and program.stat().st_mtime > newest:
-        return program
-    BUILD.mkdir(parents=True, exist_ok=True)
-    objects = []
-    for source in tqdm(sources, desc="compiling", leave=False):
-        isa = next((flags for suffix, flags in ISA_FLAGS.items() if source.stem.endswith(suffix)), [])
-        target = BUILD / f"{source.stem}.o"
-        defines = ["-DCP_HAVE_X86=1"] if is_x86 else []
-        subprocess.run([cc, *FLAGS, *defines, *isa, f"-I{ROOT / 'csrc'}", "-c", source, "-o", target], check=True)
-        objects.append(target)
-    subprocess.run([cc, *objects, "-lm", "-o", program], check=True)
-    return program
 
 
 def run_ours(program, shape, dtype, args):
@@ -183,7 +147,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    program = build(args.cc)
+    program = build("bench_kernel", args.cc)
     os.sched_setaffinity(0, {args.core})  # the program inherits it
     about = provenance("kernels", machine=processor(), cores=os.cpu_count(), pinned_to=args.core, threads=1)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")

@@ -19,6 +19,18 @@ def test_programs_fit_the_core(program):
     assert done.returncode == 0, done.stderr
 
 
+def test_kernels(tmp_path):
+    """Every kernel of this machine, beside torch."""
+    rows = tmp_path / "rows.json"
+    options = ["--shape", "64x256x64", "--dtype", "float32", "--rounds", "1", "--repeats", "1", "--json", str(rows)]
+    command = [sys.executable, "-m", "benchmarks.kernels", *options]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert taken[0]["kernel"] == "generic"
+    assert all(row["gflops"] > 0 and row["backward"] > 0 and row["ratio"] > 0 and row["command"] for row in taken)
+
+
 def test_gate(tmp_path):
     """Every row is there: the core by ranks, and Python from each kind of tensor."""
     rows = tmp_path / "rows.json"
