@@ -1,5 +1,6 @@
 """Programs that measure the C core: one file beside this one, linked with csrc/ as setup.py compiles it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -22,3 +23,10 @@ def build(name, cc):
     source = ROOT / "benchmarks" / f"{name}.c"
     subprocess.run([cc, *FLAGS, f"-I{ROOT / 'csrc'}", source, library, "-lm", "-o", program], check=True)
     return program
+
+
+def call_us(program, timeout, **job):
+    """Start bench_call once, with what the top of bench_call.c names: the microseconds a call of each batch."""
+    words = [f"{name}={value}" for name, value in job.items()]
+    done = subprocess.run([program, *words], check=True, capture_output=True, text=True, timeout=timeout)
+    return json.loads(done.stdout)["us"]

@@ -1,6 +1,6 @@
 """What a call costs before and beside the arithmetic: the gate by the number of ranks, and Python over the C core.
 
-``python -m benchmarks.gate`` builds the C core with benchmarks/bench_gate.c, times an exchange of records and a tiny
+``python -m benchmarks.gate`` builds the C core with benchmarks/bench_call.c, times an exchange of records and a tiny
 attention among processes, and splits the same tiny attention from Python into the C core and the rest.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .core import ROOT, build
+from .core import ROOT, build, call_us
 from .provenance import processor, provenance
 
 LIMIT_US = 20.0  # C16: attention() over the C core, a call
@@ -31,9 +31,8 @@ WORLDS = (1, 2, 4, 6)
 
 def core_us(program, op, world, args):
     """One start of the program: microseconds a call."""
-    numbers = map(str, (world, args.calls, args.rows, args.heads, args.dim))
-    done = subprocess.run([program, op, *numbers], check=True, capture_output=True, text=True, timeout=args.timeout)
-    return json.loads(done.stdout)["us"]
+    shape = {"ring": world, "tokens": world * args.rows, "heads": args.heads, "dim": args.dim}
+    return statistics.median(call_us(program, args.timeout, op=op, batches=args.calls // BATCH, batch=BATCH, **shape))
 
 
 def batches(call, calls):
@@ -153,7 +152,7 @@ def main():
     machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
     about = provenance("gate", machine=machine)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
-    rows = measure(build("bench_gate", args.cc), args)
+    rows = measure(build("bench_call", args.cc), args)
     print(f"{'what':<44} {'ranks':>5} {'us a call':>10}   {'least':>8} {'most':>8}")
     for row in sorted(rows, key=lambda row: (row["what"], row["world"])):
         print(f"{row['what']:<44} {row['world']:>5} {row['us']:>10.2f}   {row['least']:>8.2f} {row['most']:>8.2f}")

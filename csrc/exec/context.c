@@ -66,8 +66,8 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context->gate = parts->gate;
     context->rank = comm->rank;
     context->world = comm->world;
-    context->sides[CP_ON_HOST] =
-        (struct cp_side){.device = parts->device, .kernels = parts->kernels};
+    context->sides[CP_ON_HOST] = (struct cp_side){
+        .device = parts->device, .kernels = parts->kernels, .threads = parts->threads};
     context->side = &context->sides[CP_ON_HOST];
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
@@ -253,8 +253,10 @@ static enum cp_code grow_room(struct cp_context *context, size_t bytes)
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
+    int threads = context->side->threads > 1 ? context->side->threads : 1;
     CP_TRY(grow_room(context, cp_run_room_bytes(schedule)));
-    return cp_side_reserve(context->side, (size_t)cp_run_workspace_bytes(schedule),
+    return cp_side_reserve(context->side,
+                           (size_t)cp_run_workspace_bytes(schedule, threads),
                            (size_t)schedule->window_bytes);
 }
 
@@ -366,6 +368,7 @@ static enum cp_code run_call(struct cp_context *context,
         .comm = side->comm,
         .device = side->device,
         .kernel = context->call->kernel,
+        .pool = side->pool,
         .scratch = side->workspace,
         .recorder = recorder_of(context),
         .stream = stream,

@@ -31,6 +31,19 @@ def test_kernels(tmp_path):
     assert all(row["gflops"] > 0 and row["backward"] > 0 and row["ratio"] > 0 and row["command"] for row in taken)
 
 
+def test_ranks(tmp_path):
+    """Every ratio, forward and backward."""
+    rows = tmp_path / "rows.json"
+    options = "--tokens 360 --heads 2 --dim 16 --rounds 1 --repeats 1 --json".split()
+    command = [sys.executable, "-m", "benchmarks.ranks", *options, str(rows)]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["mark"] for row in taken} == {"", "C7", "C8", "C9", "C10"}
+    assert {row["op"] for row in taken} == {"attention", "attention_backward"}
+    assert all(row["share"] > 0 and row["command"] for row in taken)
+
+
 def test_gate(tmp_path):
     """Every row is there: the core by ranks, and Python from each kind of tensor."""
     rows = tmp_path / "rows.json"
