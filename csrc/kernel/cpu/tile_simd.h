@@ -23,7 +23,8 @@
  *   vec_keep (a, b, c, d)            a >= b ? c : d
  *   vec_scale_exp (n, p, a, b)       a < b ? 0 : the float with the bits of p + (those of n << 23)
  *   vec_dot (sum, word a, word b)    sum + the products of a word's elements
- *   vec_pair (a, b)                  WORD 2: words of the rounded a and b */
+ *   vec_pair (a, b)                  WORD 2: words of the rounded a and b
+ *   vec_store_words (to, a)          WORD 2: the rounded lanes of a, each with its neighbour in one word */
 #ifndef CP_KERNEL_CPU_TILE_SIMD_H
 #define CP_KERNEL_CPU_TILE_SIMD_H
 
