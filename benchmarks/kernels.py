@@ -24,10 +24,10 @@ SHAPES = [(1152, 4608, 128), (1152, 4608, 64), (4608, 4608, 128), (1152, 32760, 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def run_ours(program, shape, dtype, args):
+def run_ours(program, shape, dtype, sight, args):
     """Medians of one start of the program, a dict for each kernel."""
     rows, keys, dim = shape
-    numbers = map(str, (rows, keys, args.heads, dim, dtype, args.repeats, args.panels))
+    numbers = map(str, (rows, keys, args.heads, dim, dtype, args.repeats, args.panels, sight))
     command = [program, *numbers, *([args.kernel] if args.kernel else [])]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in output.splitlines()]
@@ -81,14 +81,18 @@ def measure(program, shape, dtype, args, progress):
     peer = Torch(shape, dtype, args.heads) if args.torch else None
     records, peers, peers_backward = defaultdict(list), [], []
     for _ in range(args.rounds):
-        for record in run_ours(program, shape, dtype, args):
-            records[record["kernel"]].append(record)
+        for sight in args.sight:
+            for record in run_ours(program, shape, dtype, sight, args):
+                records[record["kernel"], sight].append(record)
         if peer:
             peers.append(peer.gflops(args.repeats))
             peers_backward.append(peer.backward(args.repeats))
         progress.update()
-    for rounds in records.values():
+    for (kernel, _), rounds in records.items():
         record = dict(rounds[0], rounds=args.rounds)
+        for key in ("gflops", "backward"):
+            dense = records.get((kernel, "all"), rounds)
+            record[f"{key}_of_dense"] = statistics.median(b[key] / r[key] for b, r in zip(dense, rounds, strict=True))
         for key in ("gflops", "peak", "share", "pack", "finish", "backward", "times"):
             record[key] = statistics.median(r[key] for r in rounds)
         record["torch"] = statistics.median(peers) if peers else None
@@ -100,6 +104,9 @@ def measure(program, shape, dtype, args, progress):
 
 def line_of(record):
     shape = f"{record['rows']} x {record['keys']} x {record['dim']}"
+    if record["sight"] != "all":
+        ratios = f"{record['gflops_of_dense']:6.2f} of dense  {record['backward_of_dense']:6.2f} of dense"
+        return f"{shape:<19} {record['dtype']:<9} {record['kernel']:<11} {record['sight']:<8} a pair takes {ratios}"
     share = f"{record['share']:5.2f}" if record["peak"] else "    -"
     peer, back_peer = "       -      -", "       -      -"
     if record["torch"]:
@@ -135,6 +142,14 @@ def parse_arguments():
         default="private",
         help="where packed keys lie: as with one rank (default), or in shared memory as among several",
     )
+    parser.add_argument(
+        "--sight",
+        choices=("all", "causal", "keys", "bool", "bias"),
+        action="append",
+        help="what queries see: all keys (default); those before them; three of four, by a mask with one row; by a "
+        "bool mask with a row for each query; all with a float32 mask. Beside `all` the time for each pair that is "
+        "looked at is compared with it; torch's figures are always of `all`",
+    )
     parser.add_argument("--heads", type=int, default=2, help="default 2")
     parser.add_argument("--rounds", type=int, default=3, help="times the two sides alternate; default 3")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each side in a round; default 5")
@@ -147,6 +162,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
+    args.sight = args.sight or ["all"]
     program = build("bench_kernel", args.cc)
     os.sched_setaffinity(0, {args.core})  # the program inherits it
     about = provenance("kernels", machine=processor(), cores=os.cpu_count(), pinned_to=args.core, threads=1)
