@@ -39,8 +39,10 @@ def build_for_simulation():
 
 
 class Library:
-    def __init__(self, path):
-        self.c = ctypes.CDLL(path)
+    """`ordinal`: of the GPU that it is used on."""
+
+    def __init__(self, path, ordinal=0):
+        self.c, self.ordinal = ctypes.CDLL(path), ordinal
         address = ctypes.c_void_p
         self.c.bench_open.argtypes = [ctypes.POINTER(Call), ctypes.POINTER(address)]
         self.c.bench_run.argtypes = [address] * 6
@@ -60,7 +62,7 @@ class Rank:
 
     def __init__(self, library, ring, ulysses, shape, dtype, *, without_attention=False):
         self.library, self.handle = library, ctypes.c_void_p()
-        call = Call(0, ring, ulysses, without_attention, *shape, dtype.encode())
+        call = Call(library.ordinal, ring, ulysses, without_attention, *shape, dtype.encode())
         library.check(library.c.bench_open(ctypes.byref(call), ctypes.byref(self.handle)))
         self.workspace_bytes = library.c.bench_workspace_bytes(self.handle)
         self.kernel = library.c.bench_kernel(self.handle).decode()

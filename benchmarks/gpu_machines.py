@@ -17,7 +17,7 @@ class Gpu:
     def __init__(self):
         self.device = torch.device("cuda", torch.cuda.current_device())
         major, minor = torch.cuda.get_device_capability()
-        self.library = gpu_library.Library(gpu_library.build_for_gpu(f"{major}{minor}"))
+        self.library = gpu_library.Library(gpu_library.build_for_gpu(f"{major}{minor}"), self.device.index)
         self.name = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
         self.ours = self.theirs = self.put
 

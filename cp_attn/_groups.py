@@ -1,6 +1,6 @@
 """The process group of the caller's mesh, by whose NCCL communicator the ranks' GPUs may be connected.
 
-torch shows the communicator of a group from 2.8 on (`ProcessGroupNCCL._comm_ptr`), once it has been made: by
+Newer torch shows the communicator of a group (`ProcessGroupNCCL._comm_ptr`) once it has been made: by
 `init_process_group(device_id=...)` or by a first collective.
 """
 

@@ -29,6 +29,8 @@ def main(kind):
     sum_of_group = torch.ones(1000, device=device)
     dist.all_reduce(sum_of_group, group=group)  # makes the communicator, where none was made before
     found = _groups.find(mesh, RANK, WORLD, RANK) is not None
+    mesh._flatten()
+    sizes = [each.size() for each in _groups._groups(mesh)]
     context = cp_attn.init(cp_attn.ContextParallelConfig(ring_degree=WORLD, mesh=mesh))
     outs = []
     for _ in range(5):
@@ -41,7 +43,7 @@ def main(kind):
     want = torch.nn.functional.scaled_dot_product_attention(x, x, x).transpose(1, 2).split(64, 1)[RANK]
     errors = [(out.double() - want).abs().amax().item() for out in outs]
     context.close()
-    say(found=found, error=max(errors))
+    say(found=found, sizes=sizes, error=max(errors))
 
 
 main(sys.argv[1])

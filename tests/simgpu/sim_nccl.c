@@ -18,7 +18,7 @@ struct entry {
 static struct hub *hubs;
 static struct ncclComm *comms; /* the dead ones too, until simgpu_reset */
 static uint64_t id_count, draws;
-static int split_count;
+static int split_count, split_settings[3];
 static int version = 23203;
 static int64_t fail_call_count = -1;
 static ncclResult_t fail_call_result;
@@ -492,6 +492,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     /* The same on all ranks, by the order of their calls. */
     (void)snprintf(id.internal, sizeof id.internal, "simnccl %d%03d split",
                    comm->hub->number, ++comm->splits);
+    if (config) {
+        split_settings[0] = config->cgaClusterSize;
+        split_settings[1] = config->minCTAs;
+        split_settings[2] = config->maxCTAs;
+    }
     sim_unlock();
     if (is_outstanding) {
         sim_violate("%s of rank %d with groups outstanding", what, comm->rank);
@@ -749,6 +754,13 @@ int simnccl_splits(void)
     int count = split_count;
     sim_unlock();
     return count;
+}
+
+void simnccl_split_settings(int settings[3])
+{
+    sim_lock();
+    memcpy(settings, split_settings, sizeof split_settings);
+    sim_unlock();
 }
 
 int sim_nccl_count(void)

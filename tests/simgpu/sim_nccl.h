@@ -62,6 +62,8 @@ void simnccl_set_order(enum simnccl_order order);
 
 /* How many communicators ranks have got by ncclCommSplit since the start or simgpu_reset. */
 int simnccl_splits(void);
+/* What the last of these was asked for: cgaClusterSize, minCTAs, maxCTAs. */
+void simnccl_split_settings(int settings[3]);
 
 /* What simnccl_version says: 2.32.3 at first. */
 void simnccl_set_version(int version);

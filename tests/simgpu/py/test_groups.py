@@ -187,12 +187,15 @@ def test_it_is_left_alone(region, monkeypatch, reason):
     assert splits(region(ring_degree=2, settings=settings)[0]) == 0
 
 
-def test_settings_of_the_group(region):
-    """They come in the order that C reads them in."""
-    ranks, _ = region(ring_degree=2, settings={"max_ctas": 8, "min_ctas": 4})
-    found = ranks.run(lambda rank: _groups.find(Mesh(), rank, 2, rank))
-    assert found[0][3:] == (_groups.UNDEFINED, 4, 8)
-    assert splits(ranks) == 2
+def test_nccl_gets_the_settings_of_the_group(region):
+    asked = (ctypes.c_int * 3)()
+    for settings, wanted in (
+        ({"max_ctas": 8, "min_ctas": 4}, [_groups.UNDEFINED, 4, 8]),
+        ({"cga_cluster_size": 2}, [2, _groups.UNDEFINED, _groups.UNDEFINED]),
+    ):
+        works(region(ring_degree=2, settings=settings)[0], sim.Fast)
+        LIB.simnccl_split_settings(asked)
+        assert list(asked) == wanted
 
 
 def test_a_group_that_ends_before_the_context(region):
