@@ -22,6 +22,7 @@ struct cp_context {
     int rank, world;
     struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
+    struct cp_group group;                    /* to connect by */
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
     void *parts;
@@ -110,6 +111,16 @@ enum cp_code cp_context_use(struct cp_context *context,
     }
     side->lender = *lender;
     return CP_OK;
+}
+
+bool cp_context_is_connected(const struct cp_context *context)
+{
+    return context->sides[CP_ON_ACCELERATOR].comm != NULL;
+}
+
+void cp_context_set_group(struct cp_context *context, const struct cp_group *group)
+{
+    context->group = *group;
 }
 
 void cp_context_destroy(struct cp_context **context)
@@ -413,7 +424,8 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
     if (offers == NULL ||
-        context->accelerator->offer(ordinal, context->rank, &own) != CP_OK) {
+        context->accelerator->offer(ordinal, context->rank, context->world,
+                                    &context->group, &own) != CP_OK) {
         record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
@@ -442,6 +454,7 @@ static enum cp_code connect_devices(struct cp_context *context)
         struct cp_connect_args args = {
             .ordinal = side->ordinal,
             .offers = offers,
+            .group = &context->group,
             .watch = context->gate.watch,
             .timeout = context->config.timeout,
         };

@@ -81,6 +81,12 @@ CP_NODISCARD enum cp_code cp_context_use(struct cp_context *context,
                                          const struct cp_accelerator *accelerator,
                                          int ordinal, const struct cp_lender *lender);
 
+/* Are the ranks' devices connected? */
+bool cp_context_is_connected(const struct cp_context *context);
+
+/* By what they may be connected, until they are; at first by nothing. As for use. */
+void cp_context_set_group(struct cp_context *context, const struct cp_group *group);
+
 /* Hands the context something to close after its communicator. */
 void cp_context_stand_on(struct cp_context *context, void *parts,
                          void (*close_parts)(void *parts));

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("program", sorted(p.name for p in (ROOT / "benchmarks").glob("*.c")))
 def test_programs_fit_the_core(program):
-    command = f"{os.environ.get('CC', 'cc')} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -Icsrc".split()
+    flags = "-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -Icsrc -Icuda".split()
+    command = [os.environ.get("CC", "cc"), *flags]
     done = subprocess.run([*command, f"benchmarks/{program}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
