@@ -249,7 +249,7 @@ int bench_merge(struct bench *bench, int blocks, void *const *outs, void *const 
 
 int64_t bench_workspace_bytes(const struct bench *bench)
 {
-    return cp_run_workspace_bytes(bench->schedule);
+    return cp_run_workspace_bytes(bench->schedule, 1);
 }
 
 const char *bench_kernel(const struct bench *bench)

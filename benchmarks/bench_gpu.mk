@@ -3,4 +3,5 @@
 BENCH_SOURCES := $(wildcard $(ROOT)/csrc/base/*.c) \
 	$(addprefix $(ROOT)/csrc/tensor/,dtype.c nest.c view.c) $(wildcard $(ROOT)/csrc/plan/*.c) \
 	$(filter-out $(wildcard $(ROOT)/csrc/schedule/verify*.c),$(wildcard $(ROOT)/csrc/schedule/*.c)) \
-	$(ROOT)/csrc/exec/run.c $(ROOT)/benchmarks/bench_gpu.c $(ROOT)/benchmarks/comm_mirror.c
+	$(addprefix $(ROOT)/csrc/exec/,run.c spread.c) \
+	$(addprefix $(ROOT)/benchmarks/,bench_gpu.c comm_mirror.c)
