@@ -13,85 +13,181 @@
 
 /* ---- the table ---- */
 
-/* One that every op takes. */
+/* One that every op takes forward, on a GPU where flash comes first. */
 static struct cp_torch_block good_block(void)
 {
     return (struct cp_torch_block){
         .dtype = CP_DTYPE_BFLOAT16,
         .head_dim = 64,
         .value_dim = 64,
+        .rows = 10,
+        .keys = 10,
         .group = 1,
         .generation = 80,
-        .sight = CP_TORCH_SEES_ALL,
+        .cudnn_version = 91501,
         .is_aligned = true,
     };
 }
 
-/* "flash", "efficient", or "" and then the reason of both. */
+static struct cp_torch_block good_gradient(void)
+{
+    struct cp_torch_block block = good_block();
+    block.is_gradient = true;
+    return block;
+}
+
+/* "flash", "efficient", "cudnn", or "" and then the reason of all. */
 static const char *chosen(const struct cp_torch_block *block, char why[CP_STATUS_TEXT])
 {
     why[0] = '\0';
     const struct cp_torch_op *op = cp_torch_op_choose(block, why, CP_STATUS_TEXT);
-    return op == NULL ? "" : strstr(op->name, "flash") != NULL ? "flash" : "efficient";
+    return op == NULL                          ? ""
+           : strstr(op->name, "flash") != NULL ? "flash"
+           : strstr(op->name, "cudnn") != NULL ? "cudnn"
+                                               : "efficient";
+}
+
+static void goes_to(struct cp_torch_block block, const char *op)
+{
+    char why[CP_STATUS_TEXT];
+    CHECK_EQ_STR(chosen(&block, why), op);
 }
 
 TEST(the_table_chooses)
 {
-    char why[CP_STATUS_TEXT];
     struct cp_torch_block block = good_block();
-    CHECK_EQ_STR(chosen(&block, why), "flash");
-    block.sight = CP_TORCH_SEES_DIAGONAL;
-    CHECK_EQ_STR(chosen(&block, why), "flash");
+    goes_to(block, "flash");
     block.group = 4;
-    CHECK_EQ_STR(chosen(&block, why), "flash");
+    goes_to(block, "flash");
+    block.value_dim = 128; /* the only one that takes both */
+    goes_to(block, "cudnn");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT32;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
     block = good_block();
     block.value_dim = 128;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
     block = good_block();
     block.head_dim = block.value_dim = 264;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
 }
 
-/* Neither takes such a block, and the efficient op's reason is the last. */
-static void refused(struct cp_torch_block block, const char *reason)
+/* As in torch, where it serves. */
+TEST(cudnn_comes_first_on_some_gpus)
 {
-    char why[CP_STATUS_TEXT];
-    CHECK_EQ_STR(chosen(&block, why), "");
-    CHECK(strstr(why, "_scaled_dot_product_flash_attention: it") != NULL ||
-          strstr(why, "the GPU is too old") != NULL);
-    const char *last = strstr(why, "efficient_attention: ");
-    if (CHECK(last != NULL)) {
-        CHECK_EQ_STR(last + strlen("efficient_attention: "), reason);
+    static const int generations[] = {80, 86, 89, 90, 100, 103, 110, 120, 121};
+    static const char *const ops[] = {"flash", "flash", "flash", "cudnn", "cudnn",
+                                      "cudnn", "flash", "flash", "flash"};
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        struct cp_torch_block block = good_block();
+        TEST_CONTEXT("sm_%d", generations[i]);
+        block.generation = generations[i];
+        goes_to(block, ops[i]);
+        block.is_gradient = true;
+        goes_to(block, "flash");
     }
+    struct cp_torch_block block = good_block();
+    block.generation = 90;
+    block.keys = 1;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.rows = 1;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.head_dim = block.value_dim = 136;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.cudnn_version = 91500;
+    goes_to(block, "flash");
+}
+
+TEST(the_table_chooses_for_gradients)
+{
+    static const struct {
+        int generation;
+        int64_t dim;
+        const char *op;
+    } gap[] = {{80, 200, "flash"},      {90, 224, "flash"},      {100, 208, "flash"},
+               {86, 192, "flash"},      {86, 200, "efficient"},  {89, 224, "efficient"},
+               {120, 216, "efficient"}, {121, 200, "efficient"}, {89, 232, "flash"},
+               {120, 256, "flash"}};
+    struct cp_torch_block block = good_gradient();
+    block.group = 3;
+    goes_to(block, "flash");
+    block = good_gradient();
+    block.dtype = CP_DTYPE_FLOAT32;
+    goes_to(block, "efficient");
+    block = good_gradient();
+    block.value_dim = 8;
+    goes_to(block, "efficient");
+    block.group = 2;
+    goes_to(block, "");
+    for (size_t i = 0; i < sizeof gap / sizeof gap[0]; i++) {
+        TEST_CONTEXT("sm_%d, heads of %d", gap[i].generation, (int)gap[i].dim);
+        block = good_gradient();
+        block.generation = gap[i].generation;
+        block.head_dim = block.value_dim = gap[i].dim;
+        goes_to(block, gap[i].op);
+        block.is_gradient = false; /* it can attend */
+        goes_to(block, "flash");
+    }
+}
+
+/* None takes such a block, and this is what `op` says. */
+static void refused(struct cp_torch_block block, const char *op, const char *reason)
+{
+    char why[CP_STATUS_TEXT], want[CP_STATUS_TEXT];
+    CHECK_EQ_STR(chosen(&block, why), "");
+    (void)snprintf(want, sizeof want, "_scaled_dot_product_%s_attention: %s", op,
+                   reason);
+    CHECK_STR_HAS(why, want);
 }
 
 TEST(the_table_says_why_not)
 {
     struct cp_torch_block block = good_block();
     block.generation = 75;
-    refused(block, "the GPU is too old for it");
+    refused(block, "efficient", "the GPU is too old for it");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT64;
-    refused(block, "it does not take this dtype");
+    refused(block, "flash", "it does not take this dtype");
     block = good_block();
     block.is_aligned = false;
-    refused(block, "it needs rows of whole 16-byte words, none backwards");
+    refused(block, "cudnn", "it needs rows of whole 16-byte words, none backwards");
     block = good_block();
     block.has_mask = true;
-    refused(block, "it is given no mask");
-    block = good_block();
-    block.sight = CP_TORCH_SEES_PART;
-    refused(block, "it is causal along the diagonal of equal lengths alone");
+    refused(block, "efficient", "it is given no mask");
     block = good_block();
     block.group = 0;
-    refused(block, "it needs equally many query heads for each key head");
+    refused(block, "flash", "it needs equally many query heads for each key head");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT32;
     block.group = 2;
-    refused(block, "it does not share key heads");
+    refused(block, "efficient", "it does not share key heads");
+    block = good_block();
+    block.group = 2;
+    block.value_dim = 8;
+    block.cudnn_version = 0;
+    refused(block, "cudnn", "it needs cuDNN 9.15.1");
+    block.cudnn_version = 91501;
+    block.keys = 1;
+    refused(block, "cudnn", "it needs two rows and two keys");
+    block.is_gradient = true;
+    block.keys = 10;
+    refused(block, "cudnn", "it is not used for gradients");
+    refused(block, "flash", "it needs values of the head dim");
+    block = good_gradient();
+    block.has_dlse = true;
+    refused(block, "flash", "it takes no gradient of the lse");
+    refused(block, "efficient", "it takes no gradient of the lse");
+    block = good_gradient();
+    block.generation = 89;
+    block.head_dim = block.value_dim = 200;
+    block.group = 2;
+    refused(block, "flash", "it has no gradient for heads of 193 to 224 on this GPU");
 }
 
 /* ---- the choice ---- */
@@ -213,15 +309,19 @@ TEST(blocks_add_up)
     rig.args.place.k_first = 3; /* the first row sees none, later ones a part */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), ROWS + 1, 1e-4);
+    CHECK_EQ_I64(simtorch_counts().flash, 3);
+    CHECK_EQ_I64(simtorch_counts().causal, 2);
     rig.args.place.q_first = 9; /* the first row sees all but the last */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), 2 * ROWS, 1e-4);
-    CHECK_EQ_I64(simtorch_counts().flash, 2);
+    CHECK_EQ_I64(simtorch_counts().flash,
+                 6); /* two rows with six keys, their stair, all other rows */
+    CHECK_EQ_I64(simtorch_counts().causal, 3);
     rig.args.place.q_first = 10; /* what comes before */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), 3 * ROWS, 1e-4);
-    CHECK_EQ_I64(simtorch_counts().flash, 3);
-    CHECK_EQ_I64(simtorch_counts().causal, 1);
+    CHECK_EQ_I64(simtorch_counts().flash, 7);
+    CHECK_EQ_I64(simtorch_counts().causal, 3);
     rig_close(&rig);
 }
 
