@@ -73,9 +73,9 @@ static AOTITorchError gradient_efficient(const struct cp_torch *torch,
 #define BIT(dtype) (1U << (unsigned)(dtype))
 
 /* cuDNN's is used forward only. torch keeps its backward plans by the strides of q, k and
- * v and, in versions that are about, forgets those of out and dout: a plan made for other
- * strides would give wrong gradients. Before 9.15.1 it is wrong for some lengths (torch's
- * issue 169849). */
+ * v and, in versions that are in use, not by those of out and dout: a plan made for others
+ * would give wrong gradients. Before 9.15.1 it is wrong for some lengths (torch's issue
+ * 169849). */
 static const struct cp_torch_op ops[] = {
     {
         .name = "_scaled_dot_product_cudnn_attention",

@@ -32,7 +32,7 @@ struct counter {
 };
 
 bool has_torch;
-int spoils;
+int spoils, refuses;
 counter flash_calls, efficient_calls, cudnn_calls, causal_calls, grouped_calls;
 counter flash_gradients, efficient_gradients, refusals, tensors;
 thread_local cudaStream_t current;
@@ -387,6 +387,9 @@ AtenTensorHandle tensor_like(AtenTensorHandle t, int64_t heads)
 AOTITorchError differentiate(const gradient_args &args, AtenTensorHandle *dq,
                              AtenTensorHandle *dk, AtenTensorHandle *dv)
 {
+    if (__atomic_exchange_n(&refuses, 0, __ATOMIC_RELAXED)) {
+        return refuse("it was to refuse");
+    }
     const op_args &forward = args.forward;
     AtenTensorOpaque q = forward.q, k = forward.k, v = forward.v, dout = args.dout;
     if (forward.is_causal && q.sizes[2] != k.sizes[2]) {
@@ -609,6 +612,11 @@ void simtorch_set_stream(cudaStream_t stream)
 void simtorch_spoil_next(void)
 {
     spoils = 1;
+}
+
+void simtorch_refuse_next(void)
+{
+    refuses = 1;
 }
 
 struct simtorch_counts simtorch_counts(void)

@@ -24,6 +24,8 @@ void simtorch_set_cudnn(int64_t version);
 void simtorch_set_stream(cudaStream_t stream);
 /* The next op answers with one head too few, a gradient with one key head. */
 void simtorch_spoil_next(void);
+/* The next gradient fails. */
+void simtorch_refuse_next(void);
 
 struct simtorch_counts {
     int flash, efficient, cudnn; /* calls that were answered */

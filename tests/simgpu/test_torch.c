@@ -363,3 +363,136 @@ TEST(an_answer_of_another_shape_is_an_error)
     CHECK_NEAR(rig_sum(&rig), ROWS, 1e-4);
     rig_close(&rig);
 }
+
+/* ---- its gradients ---- */
+
+/* The same block of zeros as plain tensors, with a gradient of ones: dv of each key is the
+ * number of rows by that of keys, which is 1. */
+static struct cp_grad_args rig_grad_args(const struct rig *rig, char *room)
+{
+    const int64_t numbers = ROWS * HEADS * DIM;
+    char *const sums = room + 2 * numbers, *const rows = sums + 3 * 4 * numbers;
+    struct cp_grad_args args = {
+        .q = rig->args.q,
+        .dout = cp_view_compact(room, CP_DTYPE_FLOAT16, 1, ROWS, HEADS, DIM),
+        .lse = cp_view_compact(rows, CP_DTYPE_FLOAT32, 1, ROWS, HEADS, 1),
+        .delta = cp_view_compact(rows + 4 * ROWS * HEADS, CP_DTYPE_FLOAT32, 1, ROWS,
+                                 HEADS, 1),
+        .dq = cp_view_compact(sums, CP_DTYPE_FLOAT32, 1, ROWS, HEADS, DIM),
+        .place = rig->args.place,
+        .scale = 1,
+    };
+    args.k = args.v = args.q;
+    args.k.data = rig->args.k.data;
+    args.v.data = rig->args.v.data;
+    args.dk = args.dv = args.dq;
+    args.dk.data = sums + 4 * numbers;
+    args.dv.data = sums + 8 * numbers;
+    return args;
+}
+
+enum { GRAD_ROOM = ROWS * HEADS * DIM * (2 + 3 * 4) + 2 * 4 * ROWS * HEADS };
+
+/* Every row sees all keys, of equal weight: lse is log(ROWS), delta 0. */
+static struct cp_grad_args rig_open_grad(struct rig *rig, char **room)
+{
+    static char host[GRAD_ROOM];
+    CHECK(cudaMalloc((void **)room, GRAD_ROOM) == cudaSuccess);
+    for (int i = 0; i < ROWS * HEADS * DIM; i++) {
+        const uint16_t one = 0x3c00;
+        memcpy(host + 2 * i, &one, sizeof one);
+    }
+    memset(host + 2 * ROWS * HEADS * DIM, 0, GRAD_ROOM - 2 * ROWS * HEADS * DIM);
+    for (int i = 0; i < ROWS * HEADS; i++) {
+        const float lse = logf(ROWS);
+        memcpy(host + ROWS * HEADS * DIM * (2 + 3 * 4) + 4 * i, &lse, sizeof lse);
+    }
+    CHECK(cudaMemcpyAsync(*room, host, GRAD_ROOM, cudaMemcpyHostToDevice,
+                          rig->stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    return rig_grad_args(rig, *room);
+}
+
+static enum cp_code rig_grad(struct rig *rig, const struct cp_grad_args *args)
+{
+    return cp_kernel_torch_ops.grad(args, (struct cp_stream *)rig->stream);
+}
+
+/* The last number of dv. */
+static double rig_dv(struct rig *rig, const struct cp_grad_args *args)
+{
+    float dv[ROWS * HEADS * DIM];
+    CHECK(cudaMemcpyAsync(dv, args->dv.data, sizeof dv, cudaMemcpyDeviceToHost,
+                          rig->stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    return (double)dv[ROWS * HEADS * DIM - 1];
+}
+
+static void rig_close_grad(struct rig *rig, char *room)
+{
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    CHECK(cudaFree(room) == cudaSuccess);
+    rig_close(rig);
+}
+
+TEST(gradients_add_up)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 1, 1e-3);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 2);
+    args.place.is_causal = true; /* the last key is seen by the last row */
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2 + 1.0 / ROWS, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 3);
+    args.place.k_first = ROWS; /* nobody sees any */
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2 + 1.0 / ROWS, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 3);
+    rig_close_grad(&rig, room);
+}
+
+TEST(gradients_that_are_the_plain_kernels)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    args.has_dlse = true;
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    args.has_dlse = false;
+    args.dout.stride[3] = -2; /* backwards; all numbers are the same */
+    args.dout.data += 2 * (DIM - 1);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    args.dout = rig_grad_args(&rig, room).dout;
+    simtorch_set_stream(NULL);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 3, 3e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 0);
+    rig_close_grad(&rig, room);
+}
+
+TEST(gradients_of_another_shape_are_an_error)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    simtorch_spoil_next();
+    CHECK(rig_grad(&rig, &args) == CP_ERR_INTERNAL);
+    CHECK_STR_HAS(cp_last_error()->text, "gave an answer of another");
+    simtorch_refuse_next();
+    CHECK(rig_grad(&rig, &args) == CP_ERR_DEVICE);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "torch cannot _scaled_dot_product_flash_attention_backward: ");
+    CHECK_EQ_I64(simtorch_counts().alive, 0);
+    CHECK_NEAR(rig_dv(&rig, &args), 0, 0);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 1, 1e-3);
+    rig_close_grad(&rig, room);
+}
