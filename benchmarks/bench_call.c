@@ -8,8 +8,8 @@
  *   uneven   1: rank r holds 4 + r parts of the tokens; 0
  *   batch, batches             calls in a row that are timed together, 50, and how often, 10, after two to warm up
  *
- * Rank 0 prints one JSON line: the wall time of each batch, in microseconds a call. A call ends on no rank before it
- * has begun on all. */
+ * Rank 0 prints one JSON line: the wall time of each batch, in microseconds a call; the blocks that were allocated in
+ * them; the bytes of workspace and window that the context holds. A call ends on no rank before it has begun on all. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "exec/context.h"
 #include "tensor/view.h"
 
@@ -109,6 +110,7 @@ static void run_rank(const struct job *job, int rank)
         .rank = rank,
         .world = world_of(job),
         .threads = (int)job->threads,
+        .isa = getenv("CP_ATTN_ISA"),
     };
     if (cp_context_join(&args, &context) != CP_OK) {
         end_with("no context");
@@ -124,7 +126,11 @@ static void run_rank(const struct job *job, int rank)
     if (is_backward) {
         tensors[CP_TENSOR_LSE] = tensor_of(rows, job->heads, 1);
     }
+    int64_t allocations = 0;
     for (int64_t batch = -2; batch < job->batches; batch++) {
+        if (batch == 0) {
+            allocations = cp_mem_stats().allocations;
+        }
         int64_t start_ns = cp_now_ns();
         for (int64_t i = 0; i < job->batch; i++) {
             call(job, rank, context, tensors);
@@ -137,7 +143,11 @@ static void run_rank(const struct job *job, int rank)
         for (int64_t batch = 0; batch < job->batches; batch++) {
             (void)printf("%s%.3f", batch > 0 ? ", " : "", us[batch]);
         }
-        (void)printf("]}\n");
+        struct cp_context_memory memory = cp_context_memory(context);
+        (void)printf("], \"allocations\": %lld, \"workspace_bytes\": %zu, "
+                     "\"window_bytes\": %zu}\n",
+                     (long long)(cp_mem_stats().allocations - allocations),
+                     memory.workspace_bytes, memory.window_bytes);
     }
     cp_context_destroy(&context);
 }

@@ -25,8 +25,14 @@ def build(name, cc):
     return program
 
 
+def call(program, timeout, before=(), environ=None, **job):
+    """Start bench_call once, with what the top of bench_call.c names, behind the words `before`; what it prints."""
+    words = [*before, program, *(f"{name}={value}" for name, value in job.items())]
+    environ = os.environ | (environ or {})
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=timeout, env=environ)
+    return json.loads(done.stdout)
+
+
 def call_us(program, timeout, **job):
-    """Start bench_call once, with what the top of bench_call.c names: the microseconds a call of each batch."""
-    words = [f"{name}={value}" for name, value in job.items()]
-    done = subprocess.run([program, *words], check=True, capture_output=True, text=True, timeout=timeout)
-    return json.loads(done.stdout)["us"]
+    """As `call`: the microseconds a call of each batch."""
+    return call(program, timeout, **job)["us"]

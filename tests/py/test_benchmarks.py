@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launch import clean_environ
 
+from benchmarks import counted
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,6 +45,18 @@ def test_ranks(tmp_path):
     assert {row["mark"] for row in taken} == {"", "C7", "C8", "C9", "C10"}
     assert {row["op"] for row in taken} == {"attention", "attention_backward"}
     assert all(row["share"] > 0 and row["command"] for row in taken)
+
+
+def test_counted_notices_more_and_less():
+    """Two per cent either way, and any allocation; `.ci/run` makes the counts."""
+    before = {"instructions": 1000.0, "reads": 200.0, "allocations": 0}
+    assert not list(counted.differences("x", {"instructions": 1019.0, "reads": 197.0, "allocations": 0}, before))
+    moved = list(counted.differences("x", {"instructions": 1021.0, "reads": 195.0, "allocations": 1}, before))
+    assert moved == [
+        "x: 1,021 instructions, recorded 1,000 (+2.1%)",
+        "x: 195 reads, recorded 200 (-2.5%)",
+        "x: 1 allocations, recorded 0 (new)",
+    ]
 
 
 def test_gate(tmp_path):
