@@ -20,27 +20,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .core import build
 from .provenance import processor, provenance
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "benchmarks"
-FLAGS = "-std=c11 -O2 -D_GNU_SOURCE -pthread".split()
 LIMIT_US = 20.0  # C16: attention() over the C core, a call
 BATCH = 50
 RANKS = 2  # of the calls from Python
 WORLDS = (1, 2, 4, 6)
-
-
-def build(cc):
-    """Compile the program with the static library of the C core; its path."""
-    tests = ROOT / "tests" / "c"
-    make = ["make", "-s", "-C", str(tests), "MODE=plain", f"VENV_PYTHON={sys.executable}", "library"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    program, source = BUILD / "bench_gate", ROOT / "benchmarks" / "bench_gate.c"
-    library = ROOT / "build" / "c" / "plain" / "libcp.a"
-    subprocess.run([cc, *FLAGS, f"-I{ROOT / 'csrc'}", source, library, "-lm", "-o", program], check=True)
-    return program
 
 
 def core_us(program, op, world, args):
@@ -167,7 +154,7 @@ def main():
     machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
     about = provenance("gate", machine=machine)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
-    rows = measure(build(args.cc), args)
+    rows = measure(build("bench_gate", args.cc), args)
     print(f"{'what':<44} {'ranks':>5} {'us a call':>10}   {'least':>8} {'most':>8}")
     for row in sorted(rows, key=lambda row: (row["what"], row["world"])):
         print(f"{row['what']:<44} {row['world']:>5} {row['us']:>10.2f}   {row['least']:>8.2f} {row['most']:>8.2f}")
