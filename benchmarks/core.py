@@ -1,5 +1,6 @@
 """Programs of this folder that are linked with the C core."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ BUILD = ROOT / "build" / "benchmarks"
 FLAGS = "-std=c11 -O2 -D_GNU_SOURCE -pthread".split()
 
 
+@functools.cache
 def build(name, cc):
     """Compile benchmarks/<name>.c with the static library of the C core; the program's path."""
     tests = ROOT / "tests" / "c"

@@ -43,6 +43,7 @@ class Case:
     heads: int
     dim: int
     rows: tuple
+    dtype: str = "bfloat16"
 
     @property
     def is_anything(self):
@@ -52,7 +53,7 @@ class Case:
         """As count_costs.c reads it."""
         variant = "anything" if self.is_anything else "even"
         numbers = [1, self.heads, self.dim, *self.rows]
-        return " ".join(map(str, [self.op, self.ring, self.ulysses, variant, "bfloat16", *numbers]))
+        return " ".join(map(str, [self.op, self.ring, self.ulysses, variant, self.dtype, *numbers]))
 
 
 def cases_of(model, op):

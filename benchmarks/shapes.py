@@ -1,6 +1,6 @@
 """The tokens, heads and layers that the figures are for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -29,3 +29,16 @@ WAN_UNEVEN = replace(WAN, picture="848x480, 81 frames", tokens=21 * 30 * 53)
 def cut(tokens, ranks):
     """Rows of each rank, as torch.tensor_split cuts them."""
     return tuple(tokens // ranks + (rank < tokens % ranks) for rank in range(ranks))
+
+
+@dataclass(frozen=True)
+class Scaled(Shape):
+    """A shape with the heads and layers that are run, and the model's own."""
+
+    model_heads: int
+    model_layers: int
+
+
+def scaled(shape, heads, layers, dim):
+    own = {"model_heads": shape.heads, "model_layers": shape.layers}
+    return Scaled(**asdict(shape) | own | {"heads": heads, "layers": layers, "dim": dim})
