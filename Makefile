@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
 C_FILES = $(shell find benchmarks csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help venv demo train test check simgpu gpu cuda soak fuzz valgrind lint format bench ctest clean
+.PHONY: help venv demo train test check simgpu gpu cuda soak fuzz valgrind lint format bench table ctest clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make valgrind calls of all kinds under valgrind: memory errors and leaks of the extension"
 	@echo "make lint     ruff, clang-format, the layers, one test for each source"
 	@echo "make format   rewrite C and Python in the project's format"
-	@echo "make bench    kernel speed on this machine"
+	@echo "make bench    kernel speed on this machine; then attention on two ranks, beside torch and diffusers"
+	@echo "make table    docs/performance.md anew: 20 minutes on two cores that do nothing else"
 	@echo "make ctest    C tests alone; see tests/c/Makefile for MODE, TESTS, ARGS, CC"
 	@echo "make venv     .venv with the pinned tools and cp_attn; TORCH_INDEX=URL adds a wheel index"
 	@echo "make clean    remove what was built; .venv stays"
@@ -121,6 +122,27 @@ valgrind: venv
 
 bench: venv
 	@$(BIN)/python -m benchmarks.kernels
+	@$(TORCHRUN) --nproc-per-node 2 -m benchmarks.table --peers
+
+# Runs, by name, each kept as JSON: the page has TABLE_RUNS, the plot the sweeps.
+TABLES := build/table
+TABLE_RUNS := $(foreach run,two video heads short backward four,$(TABLES)/$(run).json)
+SWEEPS := $(TABLES)/sweep2.json $(TABLES)/sweep4.json
+PICTURES := --shape 1024x1024 --shape 1008x1008 --steps 5
+TABLE := -m benchmarks.table --peers
+table: venv
+	@mkdir -p $(TABLES)
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) $(PICTURES) --json $(TABLES)/two.json
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) --shape 480p --json $(TABLES)/video.json
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) --shape 1024x1024 --heads 24 --steps 5 --where --slow 1:50 \
+		--json $(TABLES)/heads.json
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) --tokens 1152 --heads 24 --steps 9 --json $(TABLES)/short.json
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) $(PICTURES) --backward --json $(TABLES)/backward.json
+	@$(TORCHRUN) --nproc-per-node 4 $(TABLE) $(PICTURES) --json $(TABLES)/four.json
+	@$(TORCHRUN) --nproc-per-node 2 $(TABLE) --tokens 1152,2304,4608,9216 --json $(TABLES)/sweep2.json
+	@$(TORCHRUN) --nproc-per-node 4 $(TABLE) --tokens 1152,2304,4608,9216 --json $(TABLES)/sweep4.json
+	@$(BIN)/python -m benchmarks.table --combine $(SWEEPS) --plot docs/performance.png
+	@$(BIN)/python -m benchmarks.table --combine $(TABLE_RUNS) --markdown docs/performance.md --picture docs/performance.png
 
 clean:
 	rm -rf build dist *.egg-info cp_attn/_C*.so digits.png

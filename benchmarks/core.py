@@ -1,5 +1,6 @@
 """Programs that measure the C core: one file beside this one, linked with csrc/ as setup.py compiles it."""
 
+import functools
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ BUILD = ROOT / "build" / "benchmarks"
 FLAGS = "-std=c11 -O2 -D_GNU_SOURCE -pthread".split()
 
 
+@functools.cache
 def build(name, cc):
     """Compile benchmarks/<name>.c, and what it needs where that has changed; the path of the program."""
     mode = "release"

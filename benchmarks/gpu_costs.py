@@ -18,16 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .provenance import processor, provenance
+from .shapes import FLUX, FLUX_UNEVEN, WAN, WAN_UNEVEN, cut
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 
-# `unified` is (ring, ulysses); `uneven` is a picture whose tokens the ranks cannot share evenly.
-Model = namedtuple("Model", "name tokens uneven_name uneven_tokens heads dim ranks unified")
-MODELS = {
-    "flux": Model("FLUX 1024x1024", 64 * 64 + 512, "FLUX 1008x1008", 63 * 63 + 512, 24, 128, 4, (2, 2)),
-    "wan": Model("Wan 832x480, 81 frames", 21 * 30 * 52, "Wan 848x480, 81 frames", 21 * 30 * 53, 40, 128, 8, (2, 4)),
-}
+# `unified` is (ring, ulysses); of the `uneven` shape ranks cannot have equal shares.
+Model = namedtuple("Model", "even uneven ranks unified")
+MODELS = {"flux": Model(FLUX, FLUX_UNEVEN, 4, (2, 2)), "wan": Model(WAN, WAN_UNEVEN, 8, (2, 4))}
 BACKENDS = ("_native_flash", "flash")  # of diffusers
 OURS = "cp_attn"
 WRITTEN = {f"{kind}_bytes" for kind in ("attend", "finish", "delta", "grad", "copy", "add", "zero")}
@@ -45,6 +43,7 @@ class Case:
     heads: int
     dim: int
     rows: tuple
+    dtype: str = "bfloat16"
 
     @property
     def is_anything(self):
@@ -54,23 +53,18 @@ class Case:
         """As count_costs.c reads it."""
         variant = "anything" if self.is_anything else "even"
         numbers = [1, self.heads, self.dim, *self.rows]
-        return " ".join(map(str, [self.op, self.ring, self.ulysses, variant, "bfloat16", *numbers]))
-
-
-def cut(tokens, ranks):
-    """Rows of each rank, as torch.tensor_split cuts them."""
-    return tuple(tokens // ranks + (rank < tokens % ranks) for rank in range(ranks))
+        return " ".join(map(str, [self.op, self.ring, self.ulysses, variant, self.dtype, *numbers]))
 
 
 def cases_of(model, op):
     """All variants at the even length; forward, those that take any at the uneven one too."""
     ring, ulysses = (model.ranks, 1), (1, model.ranks)
-    even, uneven = (model.name, model.tokens), (model.uneven_name, model.uneven_tokens)
-    calls = [(even, "ring", ring), (even, "ulysses", ulysses), (even, "unified", model.unified)]
-    for shape in (even, uneven) if op == "attention" else (even,):
+    calls = [(model.even, "ring", ring), (model.even, "ulysses", ulysses), (model.even, "unified", model.unified)]
+    for shape in (model.even, model.uneven) if op == "attention" else (model.even,):
         calls += [(shape, "ring_anything", ring), (shape, "ulysses_anything", ulysses)]
-    for (name, tokens), variant, degrees in calls:
-        yield Case(op, f"{name}, S {tokens:,}", variant, *degrees, model.heads, model.dim, cut(tokens, model.ranks))
+    for shape, variant, degrees in calls:
+        rows = cut(shape.tokens, model.ranks)
+        yield Case(op, f"{shape.name}, S {shape.tokens:,}", variant, *degrees, shape.heads, shape.dim, rows)
 
 
 def count_ours(cases, timeout):
