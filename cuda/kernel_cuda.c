@@ -113,12 +113,21 @@ static bool suits(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
            ops->describe(dtype, head_dim, value_dim, &format) == CP_OK;
 }
 
-enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype, int64_t head_dim,
+enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
+                                   enum cp_dtype dtype, int64_t head_dim,
                                    int64_t value_dim, const struct cp_kernel_ops **out,
                                    struct cp_format *format)
 {
     int chosen = -1;
     (void)limit; /* all have the same layouts: ranks need not agree */
+    if (cp_backend_is_package(backend)) {
+        return cp_fail(CP_ERR_UNSUPPORTED, "no package is asked for backend '%s'",
+                       cp_backend_name(backend));
+    }
+    if (backend == CP_BACKEND_NATIVE_MATH) {
+        *out = &cp_kernel_cuda_plain_ops;
+        return cp_kernel_cuda_plain_ops.describe(dtype, head_dim, value_dim, format);
+    }
     CP_TRY(wanted_kernel(&chosen));
     if (chosen > 0 && !kernels[chosen].ops->is_available()) {
         return cp_fail(CP_ERR_UNSUPPORTED,

@@ -23,8 +23,9 @@ enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view
 
 /* As struct cp_kernel_list.select: the best that is available and takes the call, or the
  * one that CP_ATTN_CUDA_KERNEL names. */
-CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype,
-                                                int64_t head_dim, int64_t value_dim,
+CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
+                                                enum cp_dtype dtype, int64_t head_dim,
+                                                int64_t value_dim,
                                                 const struct cp_kernel_ops **out,
                                                 struct cp_format *format);
 

@@ -145,8 +145,9 @@ static enum cp_code select_kernel(const struct cp_context *context,
                                   struct cp_format *format)
 {
     const struct cp_kernel_list *kernels = &context->sides[call->place].kernels;
-    CP_TRY(kernels->select(kernels->limit, (enum cp_dtype)call->dtype, call->head_dim,
-                           call->value_dim, kernel, format));
+    CP_TRY(kernels->select(kernels->limit, (enum cp_backend)call->backend,
+                           (enum cp_dtype)call->dtype, call->head_dim, call->value_dim,
+                           kernel, format));
     return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
 }
 

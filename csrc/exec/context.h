@@ -93,8 +93,8 @@ CP_NODISCARD enum cp_code cp_context_enter(struct cp_context *context);
 void cp_context_leave(struct cp_context *context);
 
 /* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
- * for attention, the packed format of the kernel for `place`, `dtype`, `head_dim`,
- * `value_dim`, which must be set. CP_ERR_UNSUPPORTED by the kernel. */
+ * for attention, the packed format of the kernel for `place`, `backend`, `dtype`,
+ * `head_dim`, `value_dim`, which must be set. Errors as struct cp_kernel_list. */
 CP_NODISCARD enum cp_code cp_context_describe(struct cp_context *context,
                                               struct cp_record *record);
 

@@ -14,6 +14,7 @@
 #ifndef CP_KERNEL_KERNEL_H
 #define CP_KERNEL_KERNEL_H
 
+#include "base/backend.h"
 #include "base/status.h"
 #include "tensor/format.h"
 #include "tensor/view.h"
@@ -76,12 +77,13 @@ enum { CP_KERNEL_ABI = 1 };
 
 struct cp_kernel_ops;
 
-/* A list of kernels as its users see it: the best kernel for a call, not above `limit`,
- * which all ranks agreed on. CP_ERR_UNSUPPORTED with the reason where none takes it. */
+/* A list of kernels as its users see it: the best kernel for a call of that backend, not
+ * above `limit`, which all ranks agreed on. CP_ERR_VALUE for a backend that is not for this
+ * device, CP_ERR_UNSUPPORTED with the reason where no kernel takes the call. */
 struct cp_kernel_list {
-    enum cp_code (*select)(int limit, enum cp_dtype dtype, int64_t head_dim,
-                           int64_t value_dim, const struct cp_kernel_ops **out,
-                           struct cp_format *format);
+    enum cp_code (*select)(int limit, enum cp_backend backend, enum cp_dtype dtype,
+                           int64_t head_dim, int64_t value_dim,
+                           const struct cp_kernel_ops **out, struct cp_format *format);
     int limit;
 };
 

@@ -15,7 +15,7 @@
 const char *const call_arg_names[ARG_COUNT] = {
     "q",         "k",       "v",          "context_or_config", "attn_mask",
     "is_causal", "scale",   "enable_gqa", "return_lse",        "kv",
-    "seq_lens",  "kv_lens", "dropout_p",
+    "seq_lens",  "kv_lens", "dropout_p",  "backend",
 };
 
 /* --- tensors --- */
@@ -175,6 +175,26 @@ static int parse_mask(struct call *call)
 
 /* --- the other arguments --- */
 
+static int parse_backend(PyObject *given, int32_t *out)
+{
+    char names[CP_STATUS_TEXT / 2];
+    const char *name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : NULL;
+    if (name == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "backend must be a str, not %s",
+                         Py_TYPE(given)->tp_name);
+        }
+        return -1;
+    }
+    *out = (int32_t)cp_backend_find(name);
+    if (*out == CP_BACKEND_COUNT) {
+        PyErr_Format(PyExc_ValueError, "backend=%R; allowed: %s", given,
+                     cp_backend_print(false, names, sizeof names));
+        return -1;
+    }
+    return 0;
+}
+
 static int parse_flags(struct call *call)
 {
     struct cp_call *fields = &call->record.call;
@@ -189,6 +209,10 @@ static int parse_flags(struct call *call)
     fields->is_causal = is_causal;
     fields->enable_gqa = enable_gqa;
     fields->want_lse = return_lse;
+    if (call->values[ARG_BACKEND] != NULL &&
+        parse_backend(call->values[ARG_BACKEND], &fields->backend) < 0) {
+        return -1;
+    }
     PyObject *kv = call->values[ARG_KV];
     if (kv != NULL) {
         bool is_text = PyUnicode_Check(kv);

@@ -20,6 +20,7 @@ enum {
     ARG_SEQ_LENS,
     ARG_KV_LENS,
     ARG_DROPOUT,
+    ARG_BACKEND,
     ARG_COUNT,
     /* backward only */
     ARG_OUT = ARG_COUNT,

@@ -103,7 +103,8 @@ static const char *selected(const char *word, enum cp_dtype dtype, int64_t dim)
     struct cp_format format = {0};
     CHECK(word == NULL ? unsetenv("CP_ATTN_CUDA_KERNEL") == 0
                        : setenv("CP_ATTN_CUDA_KERNEL", word, 1) == 0);
-    enum cp_code code = cp_kernel_cuda_select(0, dtype, dim, dim, &ops, &format);
+    enum cp_code code =
+        cp_kernel_cuda_select(0, CP_BACKEND_NATIVE, dtype, dim, dim, &ops, &format);
     CHECK(unsetenv("CP_ATTN_CUDA_KERNEL") == 0);
     if (code == CP_OK) { /* ranks need not agree */
         CHECK_EQ_I64(format.id, CP_FORMAT_CUDA_PLAIN + dtype);
