@@ -56,15 +56,15 @@ template <class Dst, class Src, int N> struct convert_unit {
     }
 };
 
-template <class T, int N> struct add_unit {
+template <class Src, int N> struct add_unit {
     static __device__ void apply(char *dst, const char *src)
     {
-        unit<T, N> from = *(const unit<T, N> *)src;
-        unit<T, N> to = *(unit<T, N> *)dst;
+        unit<Src, N> from = *(const unit<Src, N> *)src;
+        unit<cp_sum<Src>, N> to = *(unit<cp_sum<Src>, N> *)dst;
         for (int i = 0; i < N; i++) {
-            to.element[i] += from.element[i];
+            to.element[i] += cp_widen(from.element[i]);
         }
-        *(unit<T, N> *)dst = to;
+        *(unit<cp_sum<Src>, N> *)dst = to;
     }
 };
 
@@ -137,11 +137,6 @@ enum cp_code convert(const cp_nest &nest, cp_stream *stream)
         nest, stream);
 }
 
-template <class T> enum cp_code add(const cp_nest &nest, cp_stream *stream)
-{
-    return launch_widest<add_unit<T, WIDEST>, add_unit<T, 1>>(nest, stream);
-}
-
 enum cp_code check_alignment(const cp_nest &nest, const char *verb)
 {
     return cp_nest_is_aligned(&nest)
@@ -180,10 +175,8 @@ enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
                          struct cp_stream *stream)
 {
     CP_TRY(cp_view_check_same(dst, src, "add"));
-    bool is_double = dst->dtype == CP_DTYPE_FLOAT64;
-    if (dst->dtype != src->dtype || (dst->dtype != CP_DTYPE_FLOAT32 && !is_double)) {
-        return cp_fail(CP_ERR_INTERNAL,
-                       "cannot add %s to %s; both must be float32 or both float64",
+    if (!cp_dtype_attends(src->dtype) || dst->dtype != cp_dtype_sum(src->dtype)) {
+        return cp_fail(CP_ERR_INTERNAL, "cannot add %s to %s",
                        cp_dtype_name(src->dtype), cp_dtype_name(dst->dtype));
     }
     if (cp_view_count(dst) == 0) {
@@ -191,5 +184,8 @@ enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
     }
     cp_nest nest = cp_nest_init(dst, src);
     CP_TRY(check_alignment(nest, "sum"));
-    return is_double ? add<double>(nest, stream) : add<float>(nest, stream);
+    return cp_with_type(src->dtype, [&](auto type) {
+        using Src = decltype(type);
+        return launch_widest<add_unit<Src, WIDEST>, add_unit<Src, 1>>(nest, stream);
+    });
 }

@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 /* As the entries of struct cp_device_ops (device/device.h). Converting and adding need
- * elements aligned to their size; equal dtypes are moved as bytes from anywhere. */
+ * elements aligned to their size; equal dtypes are moved as bytes from anywhere. What is
+ * added may be in any dtype that is summed in dst's (cp_dtype_sum). */
 enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
                           struct cp_stream *stream);
 enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
@@ -35,6 +36,21 @@ struct cp_merge_args {
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
 };
 enum cp_code cp_cuda_merge(const struct cp_merge_args *args, struct cp_stream *stream);
+
+/* `out` and lse for a backward pass that asks for out and makes of it only delta =
+ * sum(out * dout): as there is no out to give, one that has this delta. Rows whose dout
+ * is 0 have none (out is 0): a delta that is not 0 there, which the gradient of an lse
+ * makes, is lost. */
+struct cp_stand_in_args {
+    struct cp_view dout;       /* (B, rows, heads, Dv), dtype of the call */
+    struct cp_view lse, delta; /* (B, rows, heads, 1), dtype of sums */
+    struct cp_view out;        /* as dout; written */
+    struct cp_view lse_out; /* as lse, or with more rows; written: lse, and inf, which
+                                  makes every weight 0, where that is -inf and in the rows
+                                  that are more */
+};
+enum cp_code cp_cuda_stand_in(const struct cp_stand_in_args *args,
+                              struct cp_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -298,6 +298,7 @@ static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
         .dv = arg_of(run, step, CP_GRAD_DV),
         .place = place_of(run, step),
         .scale = run->schedule->plan->scale,
+        .has_dlse = run->schedule->plan->signature.call.want_lse != 0,
         .scratch = kernel_scratch(run),
     };
     return run->env.kernel->grad(&args, run->stream[step->lane]);

@@ -70,10 +70,12 @@ struct cp_grad_args {
     struct cp_view dq, dk, dv; /* plain, sum dtype, added to */
     struct cp_place place;
     double scale;
+    bool
+        has_dlse; /* delta is less a dlse: it may be any number, also where dout is 0 */
     void *scratch; /* format.grad_scratch_bytes, aligned to 64 */
 };
 
-enum { CP_KERNEL_ABI = 1 };
+enum { CP_KERNEL_ABI = 2 };
 
 struct cp_kernel_ops;
 

@@ -473,6 +473,7 @@ TEST(thread_ranks_learn_of_a_call_given_up)
  * thread's turn to fail. */
 static _Thread_local const struct cp_kernel_ops *sound_kernel;
 static _Thread_local int steps_left = -1; /* before the one that fails; -1: none does */
+static _Thread_local bool has_dlse;       /* the call whose gradients are made */
 
 static enum cp_code take_step(void)
 {
@@ -520,6 +521,7 @@ static enum cp_code broken_grad(const struct cp_grad_args *args,
                                 struct cp_stream *stream)
 {
     CP_TRY(take_step());
+    CHECK_EQ_I64(args->has_dlse, has_dlse);
     return sound_kernel->grad(args, stream);
 }
 
@@ -582,6 +584,7 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     CP_TRY(cp_context_begin(context, &record, NULL));
     struct cp_plan_entry *entry = context->call;
     sound_kernel = entry->kernel;
+    has_dlse = w->scenes[0].want_lse;
     entry->kernel = &broken_kernel;
     context->sides[CP_ON_HOST].device = &broken_device;
     enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank], NULL);

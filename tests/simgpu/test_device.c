@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "base/mem.h"
+#include "cuda_api.h"
 #include "device_cuda.h"
 #include "layout.h"
 #include "test.h"
@@ -159,6 +160,41 @@ TEST(sums)
     REQUIRE(bench_open(&bench));
     for (int i = 0; i < 200; i++) {
         check_random(&bench, &rng, floats[i % 2], floats[i % 2], true);
+    }
+    bench_close(&bench);
+}
+
+/* What is added may be of another dtype, as long as that is summed in dst's. */
+TEST(sums_of_halves)
+{
+    static char wide[2 * ROOM];
+    struct cp_device *cpu = cp_device_cpu();
+    struct test_rng rng = test_rng_init(7);
+    struct bench bench;
+    REQUIRE(bench_open(&bench));
+    for (int i = 0; i < 80; i++) {
+        int64_t n[CP_AXES];
+        random_shape(&rng, n);
+        struct cp_view src = layout_in(&rng, source + 2 * test_rng_range(&rng, 0, 3),
+                                       floats[2 + i % 2], n);
+        struct cp_view dst =
+            layout_in(&rng, got + 4 * test_rng_range(&rng, 0, 3), CP_DTYPE_FLOAT32, n);
+        struct cp_view add =
+            cp_view_compact(wide, CP_DTYPE_FLOAT32, n[0], n[1], n[2], n[3]);
+        fill(&rng, source, src.dtype);
+        fill(&rng, got, dst.dtype);
+        memcpy(want, got, sizeof want);
+        struct cp_view slow = moved(&dst, got, want);
+        struct cp_view dst_there = moved(&dst, got, bench.got);
+        struct cp_view src_there = moved(&src, source, bench.source);
+        upload(&bench, bench.source, source, ROOM);
+        upload(&bench, bench.got, got, ROOM);
+        CHECK(cp_cuda_add(&dst_there, &src_there, (struct cp_stream *)bench.stream) ==
+              CP_OK);
+        CHECK(cpu->ops->copy(cpu, &add, &src, NULL) == CP_OK);
+        CHECK(cpu->ops->add(cpu, &slow, &add, NULL) == CP_OK);
+        download(&bench, got, bench.got, ROOM);
+        CHECK_EQ_BYTES(got, want, sizeof got);
     }
     bench_close(&bench);
 }

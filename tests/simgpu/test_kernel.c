@@ -477,6 +477,7 @@ static void grad_cut(struct call *c, const struct cut *cut)
         .dv = keys_part(c, DV, cut),
         .place = place_of(c->p, cut),
         .scale = c->p->scale,
+        .has_dlse = c->p->has_dlse,
         .scratch = scratch.view.data,
     };
     CHECK(c->on->ops->grad(&args, stream_of(c->on)) == CP_OK);
