@@ -6,6 +6,7 @@
 
 #include "cuda_api.h"
 #include "cuda_check.h"
+#include "kernel_package.h"
 #include "kernel_torch.h"
 
 enum {
@@ -51,6 +52,17 @@ struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype d
     rows.stride[3] = cp_dtype_bytes(dtype);
     rows.stride[1] = rows.n[3] * rows.stride[3];
     return rows;
+}
+
+struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
+                                    int64_t head)
+{
+    struct cp_view rest = *state;
+    int64_t row_bytes = (state->n[3] + 2) * cp_dtype_bytes(state->dtype);
+    rest.data += head * state->stride[2] + row * row_bytes;
+    rest.n[1] -= row;
+    rest.n[2] -= head;
+    return rest;
 }
 
 enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
@@ -120,13 +132,10 @@ enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
 {
     int chosen = -1;
     (void)limit; /* all have the same layouts: ranks need not agree */
-    if (cp_backend_is_package(backend)) {
-        return cp_fail(CP_ERR_UNSUPPORTED, "no package is asked for backend '%s'",
-                       cp_backend_name(backend));
-    }
-    if (backend == CP_BACKEND_NATIVE_MATH) {
-        *out = &cp_kernel_cuda_plain_ops;
-        return cp_kernel_cuda_plain_ops.describe(dtype, head_dim, value_dim, format);
+    if (cp_backend_is_package(backend) || backend == CP_BACKEND_NATIVE_MATH) {
+        *out = backend == CP_BACKEND_NATIVE_MATH ? &cp_kernel_cuda_plain_ops
+                                                 : &cp_kernel_package_ops;
+        return (*out)->describe(dtype, head_dim, value_dim, format);
     }
     CP_TRY(wanted_kernel(&chosen));
     if (chosen > 0 && !kernels[chosen].ops->is_available()) {

@@ -89,7 +89,8 @@ done:
 
 enum cp_code cp_context_use(struct cp_context *context,
                             const struct cp_accelerator *accelerator, int ordinal,
-                            const struct cp_lender *lender)
+                            const struct cp_lender *lender,
+                            const struct cp_package *package)
 {
     struct cp_side *side = &context->sides[CP_ON_ACCELERATOR];
     if (side->comm != NULL && side->ordinal != ordinal) {
@@ -109,6 +110,7 @@ enum cp_code cp_context_use(struct cp_context *context,
         side->ordinal = ordinal;
     }
     side->lender = *lender;
+    side->package = package;
     return CP_OK;
 }
 
@@ -367,6 +369,7 @@ static enum cp_code run_call(struct cp_context *context,
         .comm = side->comm,
         .device = side->device,
         .kernel = context->call->kernel,
+        .package = side->package,
         .scratch = side->workspace,
         .recorder = recorder_of(context),
         .stream = stream,

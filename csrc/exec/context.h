@@ -74,10 +74,12 @@ CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *conf
 
 /* From now on calls may be on that device too (record.call.place); the first of them
  * connects the ranks' devices. CP_ERR_VALUE where there is no such device, or the context works on another one already.
- * `accelerator` is borrowed and must outlive the context; what the next call lacks comes from `lender`. Between enter and leave. */
+ * `accelerator` is borrowed and must outlive the context; what the next call lacks comes from `lender`, and what it
+ * computes from `package`, which may be NULL and must outlive the call. Between enter and leave. */
 CP_NODISCARD enum cp_code cp_context_use(struct cp_context *context,
                                          const struct cp_accelerator *accelerator,
-                                         int ordinal, const struct cp_lender *lender);
+                                         int ordinal, const struct cp_lender *lender,
+                                         const struct cp_package *package);
 
 /* Hands the context something to close after its communicator. */
 void cp_context_stand_on(struct cp_context *context, void *parts,

@@ -257,6 +257,7 @@ static enum cp_code attend(const struct cp_run *run, const struct cp_step *step)
         .state = arg_of(run, step, CP_ATTEND_STATE),
         .place = place_of(run, step),
         .scale = run->schedule->plan->scale,
+        .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
     return run->env.kernel->attend(&args, run->stream[step->lane]);
@@ -299,6 +300,7 @@ static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
         .place = place_of(run, step),
         .scale = run->schedule->plan->scale,
         .has_dlse = run->schedule->plan->signature.call.want_lse != 0,
+        .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
     return run->env.kernel->grad(&args, run->stream[step->lane]);

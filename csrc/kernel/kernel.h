@@ -19,7 +19,8 @@
 #include "tensor/format.h"
 #include "tensor/view.h"
 
-struct cp_stream; /* a device's lane; NULL on the host */
+struct cp_stream;  /* a device's lane; NULL on the host */
+struct cp_package; /* kernel/package.h */
 
 /* Where a block of queries meets a block of keys. Positions and heads are those of the
  * whole tensor. */
@@ -41,6 +42,7 @@ struct cp_attend_args {
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
     struct cp_place place;
     double scale;
+    const struct cp_package *package; /* of a backend that has one, or NULL */
     void *scratch; /* format.scratch_bytes, aligned to 64; contents mean nothing before
                       and after */
 };
@@ -72,7 +74,8 @@ struct cp_grad_args {
     double scale;
     bool
         has_dlse; /* delta is less a dlse: it may be any number, also where dout is 0 */
-    void *scratch; /* format.grad_scratch_bytes, aligned to 64 */
+    const struct cp_package *package; /* as in attend */
+    void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
 enum { CP_KERNEL_ABI = 2 };

@@ -145,7 +145,8 @@ static int check_recorded(const struct call *call)
 {
     static const int saved[] = {ARG_Q, ARG_K, ARG_V, ARG_MASK};
     int needs_grad = torch_needs_grad(call->state, call->values, ARG_V + 1);
-    if (check_mask(call) < 0) {
+    if (check_mask(call) < 0 ||
+        (needs_grad > 0 && package_check_gradient(call->values[ARG_BACKEND]) < 0)) {
         return -1;
     }
     for (size_t i = 0; needs_grad > 0 && i < sizeof saved / sizeof saved[0]; i++) {

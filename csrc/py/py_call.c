@@ -373,6 +373,23 @@ static int parse_promises(struct call *call)
     return 0;
 }
 
+/* The device of the tensors, and the package of the backend where a package computes there. */
+static int use_device(struct call *call)
+{
+    const struct array *q = &call->arrays[CP_TENSOR_Q];
+    const struct cp_lender lender = device_lender(q);
+    bool has_package =
+        cp_backend_is_package((enum cp_backend)call->record.call.backend);
+    if (device_use(call->state, call->context, q, "q",
+                   has_package ? &call->package.table : NULL, &call->record) < 0) {
+        return -1;
+    }
+    return !has_package || call->record.call.place == CP_ON_HOST
+               ? 0
+               : package_open(&call->package, call->state, q, &lender, &call->record,
+                              call->context->rank);
+}
+
 int call_parse(struct call *call)
 {
     if (call_import(call, CP_TENSOR_Q, ARG_Q, "q") < 0 ||
@@ -383,8 +400,7 @@ int call_parse(struct call *call)
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
-    if (device_use(call->state, call->context, &call->arrays[CP_TENSOR_Q], "q",
-                   &call->record) < 0) {
+    if (use_device(call) < 0) {
         return -1;
     }
     return py_check(call->state,
@@ -414,6 +430,7 @@ static void call_release(struct call *call)
         output_release(&call->outputs[role]);
         array_release(&call->arrays[role]);
     }
+    package_close(&call->package);
     Py_CLEAR(call->context);
 }
 
@@ -424,7 +441,11 @@ static int call_execute(struct call *call)
         context_abandon(call->context);
         return -1;
     }
-    return context_execute(call->context, call->state, call->views, stream);
+    int result = context_execute(call->context, call->state, call->views, stream);
+    if (result < 0) {
+        package_explain(&call->package);
+    }
+    return result;
 }
 
 PyObject *call_run(struct call *call, int (*parse)(struct call *), PyObject *error,
