@@ -438,6 +438,26 @@ def test_a_slow_package_holds_nobody_up(gpus, packages):
     ranks.run(lambda r: get(_C.attention(*[put(x, r)] * 3, ranks.contexts[r], backend="flash")))
 
 
+def test_memory_that_runs_out(gpus, packages):
+    """At any allocation of a call that is known: all ranks raise, nobody waits, and nothing is left."""
+    x, lives = numbers(1, 4, 2, 16), set()
+    for count in range(100):
+        ranks = gpus(ring_degree=2, timeout=20)
+        works(ranks)
+        given = [([put(x, r) for _ in range(3)], context) for r, context in enumerate(ranks.contexts)]
+        _C._mem_fail_after(count)
+        caught = ranks.errors(lambda r, given=given: _C.attention(*given[r][0], given[r][1], backend="flash"))
+        _C._mem_fail_after(-1)
+        ranks.close()
+        if not any(caught):
+            break
+        assert any(type(e) is MemoryError and "cannot allocate" in str(e) for e in caught), caught
+        del given, caught
+        gc.collect()
+        lives.add(_C._mem_stats()[0])
+    assert 8 < count < 99 and len(lives) == 1
+
+
 def test_native_names(gpus):
     """Need no package, and are exact; unlike packages they take float32, masks and any dims."""
     ranks, x = gpus(ring_degree=2), numbers(1, 8, 2, 6, dtype=torch.float32)
