@@ -1,15 +1,16 @@
-/* torch's attention ops behind the kernel table: a block that one of them takes is
- * answered by it and merged; any other goes to the plain kernel. Panels and states are
- * the plain kernel's, so neither ranks nor blocks need agree who computes. An answer is in
- * memory of torch's own allocator until it is merged. */
+/* torch's attention ops behind the kernel table: a block, or a piece of a causal one, that
+ * one of them takes is answered by it and merged, or its gradients are added; any other
+ * goes to the plain kernel. Panels and states are the plain kernel's, so neither ranks nor
+ * blocks need agree who computes. What torch makes is in memory of its own allocator until
+ * it is merged or added. */
 #include "kernel_torch.h"
 
 #include <limits.h>
 
-#include "cuda_api.h"
+#include "causal_cut.h"
 #include "cuda_check.h"
 #include "kernel_cuda.h"
-#include "torch_op.h"
+#include "torch_run.h"
 
 static bool is_available(void)
 {
@@ -31,9 +32,11 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
         .dtype = dtype,
         .head_dim = head_dim,
         .value_dim = value_dim,
+        .rows = INT64_MAX,
+        .keys = INT64_MAX,
         .group = 1,
         .generation = INT_MAX,
-        .sight = CP_TORCH_SEES_ALL,
+        .cudnn_version = INT64_MAX,
         .is_aligned =
             is_whole_words(head_dim * bytes) && is_whole_words(value_dim * bytes),
     };
@@ -49,25 +52,14 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
 
 /* ---- what a block is ---- */
 
-static enum cp_torch_sight sight_of(const struct cp_place *place, int64_t rows,
-                                    int64_t keys)
-{
-    if (!place->is_causal || place->k_first + keys - 1 <= place->q_first) {
-        return CP_TORCH_SEES_ALL;
-    }
-    return place->q_first == place->k_first && rows == keys ? CP_TORCH_SEES_DIAGONAL
-                                                            : CP_TORCH_SEES_PART;
-}
-
 /* Query heads a key/value head as torch counts them, if that is how they belong. */
-static int64_t group_of(const struct cp_attend_args *args)
+static int64_t group_of(const struct cp_place *place, int64_t heads, int64_t kv_heads)
 {
-    const struct cp_place *place = &args->place;
-    int64_t heads = args->q.n[2], group = heads / args->k.n[2];
+    int64_t group = heads / kv_heads;
     for (int64_t head = 0; head < heads; head++) {
         int64_t kv_head =
             (place->head_first + head) / place->heads_per_kv - place->kv_head_first;
-        if (group * args->k.n[2] != heads || head / group != kv_head) {
+        if (group * kv_heads != heads || head / group != kv_head) {
             return 0;
         }
     }
@@ -86,12 +78,35 @@ static bool is_aligned(const struct cp_view *view)
     return is;
 }
 
-static enum cp_code block_of(const struct cp_attend_args *args, int ordinal,
-                             struct cp_torch_block *out)
+/* Where and how a call's ops run. */
+struct site {
+    const struct cp_torch *torch;
+    struct cp_torch_device device;
+    struct cp_stream *stream;
+};
+
+/* The ops enqueue on torch's current stream, which is the caller's, and that is the
+ * compute lane's. Where it is not, order would be lost: `is_current` is false. */
+static enum cp_code site_of(struct cp_stream *stream, struct site *out,
+                            bool *is_current)
 {
-    int major = 0, minor = 0;
-    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
-    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
+    int ordinal = 0;
+    void *current = NULL;
+    const struct cp_torch *torch = cp_torch_loaded();
+    CP_TRY(cp_cuda_check(cudaGetDevice(&ordinal), "cudaGetDevice"));
+    *out = (struct site){.torch = torch,
+                         .device = {.type = torch->cuda(), .ordinal = ordinal},
+                         .stream = stream};
+    *is_current = torch->current_stream(ordinal, &current) == 0 &&
+                  current == (const void *)stream;
+    return CP_OK;
+}
+
+static enum cp_code block_of(const struct site *site, const struct cp_view *q,
+                             const struct cp_view *k, const struct cp_view *v,
+                             const struct cp_place *place, struct cp_torch_block *out)
+{
+    int major = 0, minor = 0, ordinal = site->device.ordinal;
     CP_TRY(cp_cuda_check(
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
         "cudaDeviceGetAttribute"));
@@ -99,65 +114,189 @@ static enum cp_code block_of(const struct cp_attend_args *args, int ordinal,
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
         "cudaDeviceGetAttribute"));
     *out = (struct cp_torch_block){
-        .dtype = args->q.dtype,
-        .head_dim = args->q.n[3],
-        .value_dim = args->v.n[3],
-        .group = group_of(args),
+        .dtype = q->dtype,
+        .head_dim = q->n[3],
+        .value_dim = v->n[3],
+        .rows = q->n[1],
+        .keys = k->n[1],
+        .group = group_of(place, q->n[2], k->n[2]),
         .generation = 10 * major + minor,
-        .sight = sight_of(&args->place, args->q.n[1], args->k.n[1]),
-        .is_aligned = is_aligned(&args->q) && is_aligned(&k) && is_aligned(&v),
-        .has_mask = args->mask.data != NULL,
+        .cudnn_version = site->torch->cudnn_version,
+        .is_aligned = is_aligned(q) && is_aligned(k) && is_aligned(v),
     };
     return CP_OK;
 }
 
-/* ---- attend ---- */
-
-/* The ops enqueue on torch's current stream, which is the caller's, and that is the
- * compute lane's. Where it is not, order would be lost. */
-static bool is_current(const struct cp_torch *torch, int ordinal,
-                       const struct cp_stream *stream)
+static bool is_empty(const struct cp_view *q, const struct cp_view *k)
 {
-    void *current = NULL;
-    return torch->current_stream(ordinal, &current) == 0 &&
-           current == (const void *)stream;
+    return cp_view_count(q) == 0 || k->n[1] == 0 || k->n[2] == 0;
 }
 
-static enum cp_code answer_and_merge(const struct cp_torch *torch,
-                                     const struct cp_torch_op *op, int ordinal,
-                                     const struct cp_attend_args *args, bool is_causal,
-                                     struct cp_stream *stream)
+/* What takes a piece of a block that some op takes. */
+static const struct cp_torch_op *choose_for(const struct cp_torch_block *block,
+                                            const struct cp_piece *piece)
 {
-    struct cp_torch_device device = {.type = torch->cuda(), .ordinal = ordinal};
+    struct cp_torch_block part = *block;
+    part.rows = piece->rows;
+    part.keys = piece->keys;
+    return cp_torch_op_choose(&part, NULL, 0);
+}
+
+static struct cp_view rows_of(const struct cp_view *view, int64_t first, int64_t count)
+{
+    struct cp_view rows = *view;
+    rows.data += first * view->stride[1];
+    rows.n[1] = count;
+    return rows;
+}
+
+static struct cp_place place_of(const struct cp_place *place,
+                                const struct cp_piece *piece)
+{
+    struct cp_place part = *place;
+    part.q_first += piece->row;
+    part.k_first += piece->key;
+    return part;
+}
+
+/* ---- attend ---- */
+
+/* Panels of whole rows stay panels, without a mask. */
+static struct cp_attend_args attend_piece(const struct cp_attend_args *args,
+                                          const struct cp_piece *piece)
+{
+    struct cp_attend_args part = *args;
+    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
+    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
+    int64_t state_bytes =
+        (args->v.n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(args->q.dtype));
+    part.q = rows_of(&args->q, piece->row, piece->rows);
+    part.k = rows_of(&k, piece->key, piece->keys);
+    part.v = rows_of(&v, piece->key, piece->keys);
+    part.state.data += piece->row * state_bytes;
+    part.state.n[1] = piece->rows;
+    part.place = place_of(&args->place, piece);
+    return part;
+}
+
+static enum cp_code answer_and_merge(const struct site *site,
+                                     const struct cp_torch_op *op,
+                                     const struct cp_attend_args *args, bool is_causal)
+{
     struct cp_torch_answer answer;
-    CP_TRY(cp_torch_op_run(torch, op, device, args, is_causal, &answer));
+    CP_TRY(cp_torch_op_run(site->torch, op, site->device, args, is_causal, &answer));
     struct cp_merge_args merge = {
         .out = answer.out, .lse = answer.lse, .state = args->state};
-    enum cp_code code = cp_cuda_merge(&merge, stream);
-    cp_torch_answer_free(torch, &answer); /* torch's allocator follows the stream */
+    enum cp_code code = cp_cuda_merge(&merge, site->stream);
+    cp_torch_answer_free(site->torch, &answer);
     return code;
+}
+
+static enum cp_code attend_by_pieces(const struct site *site,
+                                     const struct cp_torch_block *block,
+                                     const struct cp_attend_args *args)
+{
+    struct cp_piece pieces[CP_MOST_PIECES];
+    int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
+    for (int i = 0; i < count; i++) {
+        const struct cp_torch_op *op = choose_for(block, &pieces[i]);
+        struct cp_attend_args part = attend_piece(args, &pieces[i]);
+        CP_TRY(op == NULL ? cp_cuda_attend(&part, site->stream)
+                          : answer_and_merge(site, op, &part, pieces[i].is_diagonal));
+    }
+    return CP_OK;
 }
 
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
-    const struct cp_torch *torch = cp_torch_loaded();
-    const struct cp_torch_op *op = NULL;
+    struct site site;
     struct cp_torch_block block;
-    int ordinal = 0;
-    CP_TRY(cp_cuda_check(cudaGetDevice(&ordinal), "cudaGetDevice"));
-    bool is_empty =
-        cp_view_count(&args->q) == 0 || args->k.n[1] == 0 || args->k.n[2] == 0;
-    if (!is_empty && is_current(torch, ordinal, stream)) {
-        CP_TRY(block_of(args, ordinal, &block));
-        op = cp_torch_op_choose(&block, NULL, 0);
+    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
+    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
+    bool is_current = false;
+    CP_TRY(site_of(stream, &site, &is_current));
+    if (!is_current || is_empty(&args->q, &args->k)) {
+        return cp_cuda_attend(args, stream);
     }
-    return op == NULL ? cp_cuda_attend(args, stream)
-                      : answer_and_merge(torch, op, ordinal, args,
-                                         block.sight == CP_TORCH_SEES_DIAGONAL, stream);
+    CP_TRY(block_of(&site, &args->q, &k, &v, &args->place, &block));
+    block.has_mask = args->mask.data != NULL;
+    return cp_torch_op_choose(&block, NULL, 0) == NULL
+               ? cp_cuda_attend(args, stream)
+               : attend_by_pieces(&site, &block, args);
 }
 
-/* torch's backward passes need `out`, which the table's grad does not carry: gradients are
- * the plain kernel's. */
+/* ---- grad ---- */
+
+static struct cp_grad_args grad_piece(const struct cp_grad_args *args,
+                                      const struct cp_piece *piece)
+{
+    struct cp_grad_args part = *args;
+    struct cp_view *const rows[] = {&part.q, &part.dout, &part.lse, &part.delta,
+                                    &part.dq};
+    struct cp_view *const keys[] = {&part.k, &part.v, &part.dk, &part.dv};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        *rows[i] = rows_of(rows[i], piece->row, piece->rows);
+    }
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        *keys[i] = rows_of(keys[i], piece->key, piece->keys);
+    }
+    part.place = place_of(&args->place, piece);
+    return part;
+}
+
+static enum cp_code differentiate(const struct site *site, const struct cp_torch_op *op,
+                                  const struct cp_grad_args *args, bool is_causal,
+                                  struct cp_torch_gradient *gradient)
+{
+    CP_TRY(cp_torch_gradient_begin(site->torch, op, site->device, args, gradient));
+    CP_TRY(cp_cuda_stand_in(&gradient->stand_in, site->stream));
+    CP_TRY(cp_torch_gradient_run(site->torch, op, args, is_causal, gradient));
+    CP_TRY(cp_cuda_add(&args->dq, &gradient->dq, site->stream));
+    CP_TRY(cp_cuda_add(&args->dk, &gradient->dk, site->stream));
+    return cp_cuda_add(&args->dv, &gradient->dv, site->stream);
+}
+
+static enum cp_code grad_by_pieces(const struct site *site,
+                                   const struct cp_torch_block *block,
+                                   const struct cp_grad_args *args)
+{
+    struct cp_piece pieces[CP_MOST_PIECES];
+    int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
+    for (int i = 0; i < count; i++) {
+        const struct cp_torch_op *op = choose_for(block, &pieces[i]);
+        struct cp_grad_args part = grad_piece(args, &pieces[i]);
+        struct cp_torch_gradient gradient;
+        if (op == NULL) {
+            CP_TRY(cp_cuda_grad(&part, site->stream));
+            continue;
+        }
+        enum cp_code code =
+            differentiate(site, op, &part, pieces[i].is_diagonal, &gradient);
+        cp_torch_gradient_free(site->torch, &gradient);
+        CP_TRY(code);
+    }
+    return CP_OK;
+}
+
+static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stream)
+{
+    struct site site;
+    struct cp_torch_block block;
+    bool is_current = false;
+    CP_TRY(site_of(stream, &site, &is_current));
+    if (!is_current || is_empty(&args->q, &args->k)) {
+        return cp_cuda_grad(args, stream);
+    }
+    CP_TRY(block_of(&site, &args->q, &args->k, &args->v, &args->place, &block));
+    block.is_aligned = block.is_aligned && is_aligned(&args->dout);
+    block.has_mask = args->mask.data != NULL;
+    block.has_dlse = args->has_dlse;
+    block.is_gradient = true;
+    return cp_torch_op_choose(&block, NULL, 0) == NULL
+               ? cp_cuda_grad(args, stream)
+               : grad_by_pieces(&site, &block, args);
+}
+
 const struct cp_kernel_ops cp_kernel_torch_ops = {
     .name = "cuda_torch",
     .abi = CP_KERNEL_ABI,
@@ -168,5 +307,5 @@ const struct cp_kernel_ops cp_kernel_torch_ops = {
     .attend = attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,
-    .grad = cp_cuda_grad,
+    .grad = grad,
 };

@@ -30,22 +30,40 @@ static enum cp_dtype dtype_of(const struct cp_torch *torch, int32_t number)
     return CP_DTYPE_NONE;
 }
 
-enum cp_code cp_torch_tensor(const struct cp_torch *torch,
-                             struct cp_torch_device device, const struct cp_view *view,
-                             AtenTensorHandle *out)
+static void turn(const struct cp_view *view, int64_t sizes[CP_AXES],
+                 int64_t strides[CP_AXES])
 {
     static const int axis_of[CP_AXES] = {0, 2, 1, 3};
     int64_t bytes = cp_dtype_bytes(view->dtype);
-    int64_t sizes[CP_AXES], strides[CP_AXES];
     for (int axis = 0; axis < CP_AXES; axis++) {
         int64_t stride = view->stride[axis_of[axis]] / bytes;
         sizes[axis] = view->n[axis_of[axis]];
         strides[axis] = stride < 0 ? 0 : stride;
     }
+}
+
+enum cp_code cp_torch_tensor(const struct cp_torch *torch,
+                             struct cp_torch_device device, const struct cp_view *view,
+                             AtenTensorHandle *out)
+{
+    int64_t sizes[CP_AXES], strides[CP_AXES];
+    turn(view, sizes, strides);
     AOTITorchError error =
         torch->create(view->data, CP_AXES, sizes, strides, 0,
                       number_of(torch, view->dtype), device.type, device.ordinal, out);
     return error == 0 ? CP_OK : cp_torch_fail(torch, "take a tensor by its address");
+}
+
+enum cp_code cp_torch_empty(const struct cp_torch *torch, struct cp_torch_device device,
+                            const struct cp_view *view, int64_t axes,
+                            AtenTensorHandle *out)
+{
+    int64_t sizes[CP_AXES], strides[CP_AXES];
+    turn(view, sizes, strides);
+    AOTITorchError error =
+        torch->empty(axes, sizes, strides, number_of(torch, view->dtype), device.type,
+                     device.ordinal, out);
+    return error == 0 ? CP_OK : cp_torch_fail(torch, "make a tensor");
 }
 
 enum cp_code cp_torch_view(const struct cp_torch *torch, AtenTensorHandle tensor,

@@ -24,6 +24,10 @@ typedef int32_t AOTITorchError; /* 0: success */
       (void *data, int64_t axes, const int64_t *sizes, const int64_t *strides,         \
        int64_t offset, int32_t dtype, int32_t device, int32_t ordinal,                 \
        AtenTensorHandle *tensor))                                                      \
+    X(empty, aoti_torch_empty_strided,                                                 \
+      (int64_t axes, const int64_t *sizes, const int64_t *strides, int32_t dtype,      \
+       int32_t device, int32_t ordinal, AtenTensorHandle *tensor))                     \
+    X(undefined, aoti_torch_new_uninitialized_tensor, (AtenTensorHandle * tensor))     \
     X(free, aoti_torch_delete_tensor_object, (AtenTensorHandle tensor))                \
     X(get_data, aoti_torch_get_data_ptr, (AtenTensorHandle tensor, void **data))       \
     X(get_axes, aoti_torch_get_dim, (AtenTensorHandle tensor, int64_t *axes))          \
@@ -54,7 +58,29 @@ typedef int32_t AOTITorchError; /* 0: success */
       (AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,                     \
        AtenTensorHandle * mask, int32_t wants_lse, double dropout, int32_t is_causal,  \
        double *scale, AtenTensorHandle *out, AtenTensorHandle *lse,                    \
-       AtenTensorHandle *rest2, AtenTensorHandle *rest3))
+       AtenTensorHandle *rest2, AtenTensorHandle *rest3))                              \
+    X(cudnn, aoti_torch_cuda__scaled_dot_product_cudnn_attention,                      \
+      (AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,                     \
+       AtenTensorHandle * mask, int32_t wants_lse, double dropout, int32_t is_causal,  \
+       int32_t wants_debug_mask, double *scale, AtenTensorHandle *out,                 \
+       AtenTensorHandle *lse, AtenTensorHandle *rest2, AtenTensorHandle *rest3,        \
+       int64_t *most_rows, int64_t *most_keys, AtenTensorHandle *rest6,                \
+       AtenTensorHandle *rest7, AtenTensorHandle *rest8))                              \
+    X(flash_gradient, aoti_torch_cuda__scaled_dot_product_flash_attention_backward,    \
+      (AtenTensorHandle dout, AtenTensorHandle q, AtenTensorHandle k,                  \
+       AtenTensorHandle v, AtenTensorHandle out, AtenTensorHandle lse,                 \
+       AtenTensorHandle row_ends, AtenTensorHandle key_ends, int64_t most_rows,        \
+       int64_t most_keys, double dropout, int32_t is_causal, AtenTensorHandle seed,    \
+       AtenTensorHandle offset, double *scale, AtenTensorHandle *dq,                   \
+       AtenTensorHandle *dk, AtenTensorHandle *dv))                                    \
+    X(efficient_gradient,                                                              \
+      aoti_torch_cuda__scaled_dot_product_efficient_attention_backward,                \
+      (AtenTensorHandle dout, AtenTensorHandle q, AtenTensorHandle k,                  \
+       AtenTensorHandle v, AtenTensorHandle mask, AtenTensorHandle out,                \
+       AtenTensorHandle lse, AtenTensorHandle seed, AtenTensorHandle offset,           \
+       double dropout, const int32_t *wanted, int64_t wanted_count, int32_t is_causal, \
+       double *scale, AtenTensorHandle *dq, AtenTensorHandle *dk,                      \
+       AtenTensorHandle *dv, AtenTensorHandle *dmask))
 
 struct cp_torch {
 #define CP_TORCH_CALL_FIELD(field, name, arguments) AOTITorchError(*field) arguments;
@@ -66,6 +92,7 @@ struct cp_torch {
 #undef CP_TORCH_NUMBER_FIELD
     /* Why the thread's last call failed; NULL before torch 2.13. */
     const char *(*last_error)(void);
+    int64_t cudnn_version; /* 91501: 9.15.1; 0: none is loaded */
 };
 
 /* The torch that this process has loaded, with CUDA; NULL where there is none, or one
@@ -84,6 +111,13 @@ CP_NODISCARD enum cp_code cp_torch_tensor(const struct cp_torch *torch,
                                           struct cp_torch_device device,
                                           const struct cp_view *view,
                                           AtenTensorHandle *out);
+
+/* A tensor of torch's own memory, with the dtype, axes and strides of a view that has no
+ * memory; without the last axis, which is 1, where `axes` is 3. */
+CP_NODISCARD enum cp_code cp_torch_empty(const struct cp_torch *torch,
+                                         struct cp_torch_device device,
+                                         const struct cp_view *view, int64_t axes,
+                                         AtenTensorHandle *out);
 
 /* The way back: a tensor of at least three axes, (batch, head, row) and dim, which is 1
  * where it has no fourth. CP_ERR_INTERNAL for a dtype that does not attend. */

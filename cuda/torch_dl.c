@@ -18,6 +18,16 @@ static bool find_one(void *library, const char *name, void *address_of_pointer)
     return symbol != NULL;
 }
 
+/* Of the copy that torch has brought: torch itself needs it, whole or not at all. */
+static int64_t cudnn_version(void)
+{
+    void *cudnn = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
+    size_t (*version)(void) = NULL;
+    return cudnn != NULL && find_one(cudnn, "cudnnGetVersion", &version)
+               ? (int64_t)version()
+               : 0;
+}
+
 static void find(void)
 {
     void *core = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
@@ -37,6 +47,7 @@ static void find(void)
 #undef FIND_CUDA
     (void)find_one(core, "torch_exception_get_what_without_backtrace",
                    &found.last_error);
+    found.cudnn_version = cudnn_version();
     is_found = is_whole;
 }
 

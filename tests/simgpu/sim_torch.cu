@@ -6,6 +6,8 @@ extern "C" {
 #include "torch_abi.h"
 }
 
+#include <string.h>
+
 #include "launch.h"
 
 struct AtenTensorOpaque {
@@ -30,8 +32,9 @@ struct counter {
 };
 
 bool has_torch;
-int spoils;
-counter flash_calls, efficient_calls, causal_calls, grouped_calls, refusals, tensors;
+int spoils, refuses;
+counter flash_calls, efficient_calls, cudnn_calls, causal_calls, grouped_calls;
+counter flash_gradients, efficient_gradients, refusals, tensors;
 thread_local cudaStream_t current;
 thread_local const char *reason = "nothing";
 
@@ -53,23 +56,35 @@ AtenTensorHandle tensor_new()
     return new AtenTensorOpaque{};
 }
 
-/* Of torch's own memory, with axes 1 and 2 in the other order where `is_turned`. */
+/* Takes torch's own memory for a tensor of which all else is set. */
+AtenTensorHandle tensor_own(AtenTensorHandle t)
+{
+    int64_t count = 1;
+    for (int axis = 0; axis < t->axes; axis++) {
+        count *= t->sizes[axis];
+    }
+    t->is_owner = true;
+    t->stream = current;
+    return cudaMallocAsync((void **)&t->data, (size_t)(count * bytes_of(t->dtype)) + 1,
+                           current) == cudaSuccess
+               ? t
+               : nullptr;
+}
+
+/* With axes 1 and 2 in the other order where `is_turned`. */
 AtenTensorHandle tensor_empty(int64_t n0, int64_t n1, int64_t n2, int64_t n3,
                               int32_t dtype, bool is_turned)
 {
     AtenTensorHandle t = tensor_new();
     int64_t outer = n3 * (is_turned ? n1 : n2);
-    *t = {nullptr,
-          4,
-          {n0, n1, n2, n3},
-          {n1 * n2 * n3, is_turned ? n3 : outer, is_turned ? outer : n3, 1},
-          dtype,
-          true,
-          current};
-    size_t bytes = (size_t)(n0 * n1 * n2 * n3 * bytes_of(dtype));
-    return cudaMallocAsync((void **)&t->data, bytes + 1, current) == cudaSuccess
-               ? t
-               : nullptr;
+    t->axes = 4;
+    t->dtype = dtype;
+    const int64_t sizes[] = {n0, n1, n2, n3};
+    const int64_t strides[] = {n1 * n2 * n3, is_turned ? n3 : outer,
+                               is_turned ? outer : n3, 1};
+    memcpy(t->sizes, sizes, sizeof sizes);
+    memcpy(t->strides, strides, sizeof strides);
+    return tensor_own(t);
 }
 
 /* ---- the numbers ---- */
@@ -126,6 +141,96 @@ template <class T> __global__ void op_kernel(op_args args)
     *(float *)at(args.lse, b, h, row, 0) = (float)(max + log(sum));
 }
 
+/* A backward pass, with what its forward left. */
+struct gradient_args {
+    op_args forward;
+    AtenTensorOpaque dout, dq, dk, dv;
+};
+
+/* The weight of a key, and its product with the gradient of the score. */
+struct pair {
+    double weight, slope;
+};
+
+template <class T>
+__device__ pair pair_of(const gradient_args &args, int64_t b, int64_t h, int64_t kv,
+                        int64_t row, int64_t key)
+{
+    const op_args &forward = args.forward;
+    double delta = 0, dweight = 0;
+    for (int64_t j = 0; j < forward.v.sizes[3]; j++) {
+        double dout = (double)cp_load<T>(at(args.dout, b, h, row, j));
+        delta += dout * (double)cp_load<T>(at(forward.out, b, h, row, j));
+        dweight += dout * (double)cp_load<T>(at(forward.v, b, kv, key, j));
+    }
+    double lse = (double)*(const float *)at(forward.lse, b, h, row, 0);
+    double weight = exp(score<T>(forward, b, h, kv, row, key) - lse);
+    return {weight, weight * (dweight - delta)};
+}
+
+constexpr int MOST_DIM = 256;
+
+/* A thread a row and head. */
+template <class T> __global__ void rows_kernel(gradient_args args)
+{
+    const op_args &forward = args.forward;
+    int64_t rows = forward.q.sizes[2], heads = forward.q.sizes[1];
+    int64_t row = blockIdx.x % rows, h = blockIdx.x / rows % heads;
+    int64_t b = blockIdx.x / rows / heads, kv = h / (heads / forward.k.sizes[1]);
+    int64_t seen = forward.is_causal ? row + 1 : forward.k.sizes[2];
+    double dq[MOST_DIM] = {0};
+    for (int64_t key = 0; key < seen; key++) {
+        pair p = pair_of<T>(args, b, h, kv, row, key);
+        for (int64_t i = 0; i < forward.q.sizes[3]; i++) {
+            dq[i] += p.slope * (double)cp_load<T>(at(forward.k, b, kv, key, i));
+        }
+    }
+    for (int64_t i = 0; i < forward.q.sizes[3]; i++) {
+        cp_narrow(dq[i] * forward.scale, (T *)at(args.dq, b, h, row, i));
+    }
+}
+
+/* A thread a key and kv head. Rows behind the last weigh what their lse says, and have a
+ * gradient of 0. */
+template <class T> __global__ void keys_kernel(gradient_args args)
+{
+    const op_args &forward = args.forward;
+    int64_t keys = forward.k.sizes[2], kv_heads = forward.k.sizes[1];
+    int64_t key = blockIdx.x % keys, kv = blockIdx.x / keys % kv_heads;
+    int64_t b = blockIdx.x / keys / kv_heads;
+    int64_t group = forward.q.sizes[1] / kv_heads;
+    double dk[MOST_DIM] = {0}, dv[MOST_DIM] = {0};
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+        for (int64_t row = forward.is_causal ? key : 0; row < forward.q.sizes[2];
+             row++) {
+            pair p = pair_of<T>(args, b, h, kv, row, key);
+            for (int64_t i = 0; i < forward.q.sizes[3]; i++) {
+                dk[i] += p.slope * (double)cp_load<T>(at(forward.q, b, h, row, i));
+            }
+            for (int64_t i = 0; i < forward.v.sizes[3]; i++) {
+                dv[i] += p.weight * (double)cp_load<T>(at(args.dout, b, h, row, i));
+            }
+        }
+        for (int64_t row = forward.q.sizes[2]; row < forward.lse.sizes[2]; row++) {
+            dv[0] += 0 * exp(-(double)*(const float *)at(forward.lse, b, h, row, 0));
+        }
+    }
+    for (int64_t i = 0; i < forward.q.sizes[3]; i++) {
+        cp_narrow(dk[i] * forward.scale, (T *)at(args.dk, b, kv, key, i));
+    }
+    for (int64_t i = 0; i < forward.v.sizes[3]; i++) {
+        cp_narrow(dv[i], (T *)at(args.dv, b, kv, key, i));
+    }
+}
+
+/* What `run` says, with the type of numbers of a dtype. */
+template <class Run> enum cp_code with_type(int32_t dtype, const Run &run)
+{
+    return dtype == FLOAT32   ? run(float{})
+           : dtype == FLOAT16 ? run(cp_f16{})
+                              : run(cp_bf16{});
+}
+
 /* ---- the ops ---- */
 
 bool is_aligned(AtenTensorHandle t)
@@ -159,16 +264,30 @@ AOTITorchError answer(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v
     op_args args = {*q, *k, *v, **out, **lse, scale, is_causal};
     (*lse)->axes = 3;
     (*out)->sizes[1] = heads;
-    int64_t blocks = n[0] * n[1] * n[2];
-    enum cp_code code =
-        q->dtype == FLOAT32
-            ? cp_cuda_launch(op_kernel<float>, blocks, 1, (cp_stream *)current, args)
-        : q->dtype == FLOAT16
-            ? cp_cuda_launch(op_kernel<cp_f16>, blocks, 1, (cp_stream *)current, args)
-            : cp_cuda_launch(op_kernel<cp_bf16>, blocks, 1, (cp_stream *)current, args);
+    enum cp_code code = with_type(q->dtype, [&](auto type) {
+        return cp_cuda_launch(op_kernel<decltype(type)>, n[0] * n[1] * n[2], 1,
+                              (cp_stream *)current, args);
+    });
     causal_calls.add(is_causal);
     grouped_calls.add(n[1] != k->sizes[1]);
     return code != CP_OK;
+}
+
+/* The rules of all heads. */
+bool is_flash(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v)
+{
+    return (q->dtype == FLOAT16 || q->dtype == BFLOAT16) && q->sizes[3] % 8 == 0 &&
+           q->sizes[3] <= 256 && q->sizes[3] == v->sizes[3] &&
+           q->sizes[1] % k->sizes[1] == 0;
+}
+
+/* Tensors that stand for nothing. */
+template <int COUNT> AOTITorchError fill_rest(AtenTensorHandle *const (&rest)[COUNT])
+{
+    for (AtenTensorHandle *one : rest) {
+        *one = tensor_new();
+    }
+    return 0;
 }
 
 AOTITorchError flash(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
@@ -178,26 +297,48 @@ AOTITorchError flash(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
                      int64_t *most_rows, int64_t *most_keys, AtenTensorHandle *rest6,
                      AtenTensorHandle *rest7, AtenTensorHandle *rest8)
 {
-    if (q->dtype != FLOAT16 && q->dtype != BFLOAT16) {
-        return refuse("flash is for half precision");
+    if (!is_flash(q, k, v)) {
+        return refuse("flash is for half precision, heads of 8 to 256, equal values");
     }
-    if (q->sizes[3] % 8 != 0 || q->sizes[3] > 256 || q->sizes[3] != v->sizes[3]) {
-        return refuse("head dims are 8 to 256 and those of the values");
-    }
-    if (q->sizes[1] % k->sizes[1] != 0 || dropout != 0 || wants_debug_mask) {
-        return refuse("heads do not divide, or something was asked that is not used");
+    if (dropout != 0 || wants_debug_mask) {
+        return refuse("something was asked that is not used");
     }
     if (answer(q, k, v, is_causal, *scale, q->sizes[2], out, lse) != 0) {
         return 1;
     }
-    AtenTensorHandle *const rest[] = {rest2, rest3, rest6, rest7, rest8};
-    for (AtenTensorHandle *one : rest) {
-        *one = tensor_new();
-    }
     *most_rows = q->sizes[2];
     *most_keys = k->sizes[2];
     flash_calls.add(1);
-    return 0;
+    return fill_rest({rest2, rest3, rest6, rest7, rest8});
+}
+
+/* Its lse has a fourth axis. */
+AOTITorchError cudnn(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
+                     AtenTensorHandle *mask, int32_t wants_lse, double dropout,
+                     int32_t is_causal, int32_t wants_debug_mask, double *scale,
+                     AtenTensorHandle *out, AtenTensorHandle *lse,
+                     AtenTensorHandle *rest2, AtenTensorHandle *rest3,
+                     int64_t *most_rows, int64_t *most_keys, AtenTensorHandle *rest6,
+                     AtenTensorHandle *rest7, AtenTensorHandle *rest8)
+{
+    if ((q->dtype != FLOAT16 && q->dtype != BFLOAT16) || q->sizes[3] > 128 ||
+        v->sizes[3] > 128 || q->sizes[1] % k->sizes[1] != 0) {
+        return refuse("cuDNN is for half precision and heads of 8 to 128");
+    }
+    if (q->sizes[2] < 2 || k->sizes[2] < 2) {
+        return refuse("cuDNN is for two rows and keys");
+    }
+    if (mask != nullptr || !wants_lse || dropout != 0 || wants_debug_mask) {
+        return refuse("something was asked that is not used");
+    }
+    if (answer(q, k, v, is_causal, *scale, q->sizes[2], out, lse) != 0) {
+        return 1;
+    }
+    (*lse)->axes = 4;
+    *most_rows = q->sizes[2];
+    *most_keys = k->sizes[2];
+    cudnn_calls.add(1);
+    return fill_rest({rest2, rest3, rest6, rest7, rest8});
 }
 
 AOTITorchError efficient(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
@@ -216,10 +357,127 @@ AOTITorchError efficient(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandl
     if (answer(q, k, v, is_causal, *scale, lse_rows, out, lse) != 0) {
         return 1;
     }
-    *rest2 = tensor_new();
-    *rest3 = tensor_new();
     efficient_calls.add(1);
-    return 0;
+    return fill_rest({rest2, rest3});
+}
+
+/* ---- their gradients ---- */
+
+/* (batch, heads, rows) side by side. */
+bool is_packed_lse(AtenTensorHandle lse, AtenTensorHandle q, int64_t rows)
+{
+    const int64_t sizes[] = {q->sizes[0], q->sizes[1], rows};
+    const int64_t strides[] = {q->sizes[1] * rows, rows, 1};
+    return lse->axes == 3 && lse->dtype == FLOAT32 &&
+           memcmp(lse->sizes, sizes, sizeof sizes) == 0 &&
+           memcmp(lse->strides, strides, sizeof strides) == 0;
+}
+
+bool has_sizes(AtenTensorHandle t, AtenTensorHandle rows, int64_t dim)
+{
+    return t->sizes[0] == rows->sizes[0] && t->sizes[1] == rows->sizes[1] &&
+           t->sizes[2] == rows->sizes[2] && t->sizes[3] == dim;
+}
+
+AtenTensorHandle tensor_like(AtenTensorHandle t, int64_t heads)
+{
+    return tensor_empty(t->sizes[0], heads, t->sizes[2], t->sizes[3], t->dtype, true);
+}
+
+AOTITorchError differentiate(const gradient_args &args, AtenTensorHandle *dq,
+                             AtenTensorHandle *dk, AtenTensorHandle *dv)
+{
+    if (__atomic_exchange_n(&refuses, 0, __ATOMIC_RELAXED)) {
+        return refuse("it was to refuse");
+    }
+    const op_args &forward = args.forward;
+    AtenTensorOpaque q = forward.q, k = forward.k, v = forward.v, dout = args.dout;
+    if (forward.is_causal && q.sizes[2] != k.sizes[2]) {
+        return refuse("causal is for equal lengths");
+    }
+    if (!is_aligned(&q) || !is_aligned(&k) || !is_aligned(&v) || !is_aligned(&dout)) {
+        return refuse("an address or a stride is not of 16 bytes");
+    }
+    if (q.sizes[2] == 0 || k.sizes[2] == 0 || q.sizes[3] > MOST_DIM ||
+        v.sizes[3] > MOST_DIM) {
+        return refuse("a tensor is empty, or too large for this stand-in");
+    }
+    gradient_args with = args;
+    *dq = tensor_like(&q, q.sizes[1]);
+    *dk = tensor_like(&k, k.sizes[1]);
+    *dv = tensor_like(&v, v.sizes[1]);
+    with.dq = **dq;
+    with.dk = **dk;
+    with.dv = **dv;
+    (*dk)->sizes[1] -= __atomic_exchange_n(&spoils, 0, __ATOMIC_RELAXED);
+    return with_type(q.dtype, [&](auto type) {
+               using T = decltype(type);
+               CP_TRY(cp_cuda_launch(rows_kernel<T>,
+                                     q.sizes[0] * q.sizes[1] * q.sizes[2], 1,
+                                     (cp_stream *)current, with));
+               return cp_cuda_launch(keys_kernel<T>,
+                                     k.sizes[0] * k.sizes[1] * k.sizes[2], 1,
+                                     (cp_stream *)current, with);
+           }) != CP_OK;
+}
+
+AOTITorchError
+flash_gradient(AtenTensorHandle dout, AtenTensorHandle q, AtenTensorHandle k,
+               AtenTensorHandle v, AtenTensorHandle out, AtenTensorHandle lse,
+               AtenTensorHandle row_ends, AtenTensorHandle key_ends, int64_t most_rows,
+               int64_t most_keys, double dropout, int32_t is_causal,
+               AtenTensorHandle seed, AtenTensorHandle offset, double *scale,
+               AtenTensorHandle *dq, AtenTensorHandle *dk, AtenTensorHandle *dv)
+{
+    if (!is_flash(q, k, v) || !has_sizes(dout, q, v->sizes[3]) ||
+        !has_sizes(out, q, v->sizes[3]) || out->dtype != q->dtype) {
+        return refuse("the tensors of a backward pass are not of one forward pass");
+    }
+    if (!is_packed_lse(lse, q, q->sizes[2])) {
+        return refuse("flash reads lse as (batch, heads, rows) side by side");
+    }
+    if (row_ends->data != nullptr || key_ends->data != nullptr || dropout != 0 ||
+        seed->data != nullptr || offset->data != nullptr || most_rows != q->sizes[2] ||
+        most_keys != k->sizes[2]) {
+        return refuse("something was asked that is not used");
+    }
+    flash_gradients.add(1);
+    return differentiate(
+        {{*q, *k, *v, *out, *lse, *scale, is_causal != 0}, *dout, {}, {}, {}}, dq, dk,
+        dv);
+}
+
+AOTITorchError
+efficient_gradient(AtenTensorHandle dout, AtenTensorHandle q, AtenTensorHandle k,
+                   AtenTensorHandle v, AtenTensorHandle mask, AtenTensorHandle out,
+                   AtenTensorHandle lse, AtenTensorHandle seed, AtenTensorHandle offset,
+                   double dropout, const int32_t *wanted, int64_t wanted_count,
+                   int32_t is_causal, double *scale, AtenTensorHandle *dq,
+                   AtenTensorHandle *dk, AtenTensorHandle *dv, AtenTensorHandle *dmask)
+{
+    const int64_t row = out->sizes[1] * out->sizes[3];
+    if (q->sizes[1] != k->sizes[1] || q->dtype == FLOAT64 ||
+        !has_sizes(dout, q, v->sizes[3]) || !has_sizes(out, q, v->sizes[3]) ||
+        out->dtype != q->dtype) {
+        return refuse("the tensors of a backward pass are not of one forward pass");
+    }
+    if (out->strides[0] != row * out->sizes[2] || out->strides[1] != out->sizes[3] ||
+        out->strides[2] != row || out->strides[3] != 1) {
+        return refuse("efficient reads out as (batch, rows, heads, dim) side by side");
+    }
+    if (!is_packed_lse(lse, q, (q->sizes[2] + 31) / 32 * 32)) {
+        return refuse("efficient reads lse of a multiple of 32 rows");
+    }
+    if (mask->data != nullptr || dropout != 0 || seed->data != nullptr ||
+        offset->data != nullptr || wanted_count != 4 || !wanted[0] || !wanted[1] ||
+        !wanted[2] || wanted[3]) {
+        return refuse("something was asked that is not used");
+    }
+    efficient_gradients.add(1);
+    *dmask = tensor_new();
+    return differentiate(
+        {{*q, *k, *v, *out, *lse, *scale, is_causal != 0}, *dout, {}, {}, {}}, dq, dk,
+        dv);
 }
 
 /* ---- tensors ---- */
@@ -260,8 +518,29 @@ AOTITorchError free_tensor(AtenTensorHandle tensor)
     return 0;
 }
 
-const struct cp_torch table = {
+AOTITorchError empty(int64_t axes, const int64_t *sizes, const int64_t *strides,
+                     int32_t dtype, int32_t device, int32_t ordinal,
+                     AtenTensorHandle *tensor)
+{
+    int64_t n[] = {1, 1, 1, 1}, steps[] = {1, 1, 1, 1};
+    memcpy(n, sizes, (size_t)axes * sizeof *n);
+    memcpy(steps, strides, (size_t)axes * sizeof *steps);
+    AOTITorchError error =
+        create(nullptr, 4, n, steps, 0, dtype, device, ordinal, tensor);
+    if (error == 0) {
+        (*tensor)->axes = axes;
+        error = tensor_own(*tensor) == nullptr;
+    }
+    return error;
+}
+
+struct cp_torch table = {
     .create = create,
+    .empty = empty,
+    .undefined = [](AtenTensorHandle *tensor) -> AOTITorchError {
+        *tensor = tensor_new();
+        return 0;
+    },
     .free = free_tensor,
     .get_data = [](AtenTensorHandle t, void **data) -> AOTITorchError {
         *data = t->data;
@@ -294,7 +573,11 @@ const struct cp_torch table = {
     },
     .flash = flash,
     .efficient = efficient,
+    .cudnn = cudnn,
+    .flash_gradient = flash_gradient,
+    .efficient_gradient = efficient_gradient,
     .last_error = []() -> const char * { return reason; },
+    .cudnn_version = 0,
 };
 
 } // namespace
@@ -307,8 +590,18 @@ extern "C" const struct cp_torch *cp_torch_loaded(void)
 void simtorch_load(bool is_loaded)
 {
     has_torch = is_loaded;
-    flash_calls.now = efficient_calls.now = causal_calls.now = grouped_calls.now = 0;
-    refusals.now = 0;
+    table.cudnn_version = 0;
+    counter *const all[] = {&flash_calls,         &efficient_calls, &cudnn_calls,
+                            &causal_calls,        &grouped_calls,   &flash_gradients,
+                            &efficient_gradients, &refusals};
+    for (counter *one : all) {
+        one->now = 0;
+    }
+}
+
+void simtorch_set_cudnn(int64_t version)
+{
+    table.cudnn_version = version;
 }
 
 void simtorch_set_stream(cudaStream_t stream)
@@ -321,8 +614,14 @@ void simtorch_spoil_next(void)
     spoils = 1;
 }
 
+void simtorch_refuse_next(void)
+{
+    refuses = 1;
+}
+
 struct simtorch_counts simtorch_counts(void)
 {
-    return {flash_calls.add(0),   efficient_calls.add(0), causal_calls.add(0),
-            grouped_calls.add(0), refusals.add(0),        tensors.add(0)};
+    return {flash_calls.add(0),         efficient_calls.add(0), cudnn_calls.add(0),
+            causal_calls.add(0),        grouped_calls.add(0),   flash_gradients.add(0),
+            efficient_gradients.add(0), refusals.add(0),        tensors.add(0)};
 }

@@ -2,8 +2,9 @@
  *
  * It answers cp_torch_loaded in the place of cuda/torch_dl.c. Its ops work as torch's do:
  * on the current stream of the calling thread, with results that are freed in the order of
- * that stream, an lse that the efficient op pads to 32 rows with NaN, and a refusal of
- * every argument that is not in torch's rules. */
+ * that stream, an lse that the efficient op pads to 32 rows with NaN and reads in as many,
+ * and a refusal of every argument that is not in torch's rules. Gradients come of out and
+ * lse as they are given. */
 #ifndef SIM_TORCH_H
 #define SIM_TORCH_H
 
@@ -15,16 +16,21 @@
 extern "C" {
 #endif
 
-/* Whether this process has torch; no at first. Counts begin anew. */
+/* Whether this process has torch; no at first. Counts begin anew, without cuDNN. */
 void simtorch_load(bool is_loaded);
+/* As in struct cp_torch. */
+void simtorch_set_cudnn(int64_t version);
 /* The calling thread's current stream, of any device; the default one at first. */
 void simtorch_set_stream(cudaStream_t stream);
-/* The next op answers with one head too few. */
+/* The next op answers with one head too few, a gradient with one key head. */
 void simtorch_spoil_next(void);
+/* The next gradient fails. */
+void simtorch_refuse_next(void);
 
 struct simtorch_counts {
-    int flash, efficient; /* calls that were answered */
-    int causal, grouped;  /* of those */
+    int flash, efficient, cudnn; /* calls that were answered */
+    int causal, grouped;         /* of those */
+    int flash_gradient, efficient_gradient;
     int refused;
     int alive; /* tensors */
 };

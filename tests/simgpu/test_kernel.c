@@ -131,13 +131,16 @@ static void view_exchange(const struct cp_view *view, double *numbers, bool is_w
                     : cpu->ops->copy(cpu, &dense, view, NULL)) == CP_OK);
 }
 
-/* `numbers` NULL: all bytes are 0xff. */
+/* `rng` NULL: packed, else in any order. `numbers` NULL: all bytes are 0xff. */
 static struct tensor tensor_new(const struct machine *on, struct test_rng *rng,
                                 enum cp_dtype dtype, const int64_t n[CP_AXES],
                                 double *numbers)
 {
-    int64_t first = 0, bytes = 0;
-    struct cp_view view = layout_any(rng, dtype, n, &first, &bytes);
+    struct cp_view view = cp_view_compact(NULL, dtype, n[0], n[1], n[2], n[3]);
+    int64_t first = 0, bytes = cp_view_count(&view) * cp_dtype_bytes(dtype);
+    if (rng != NULL) {
+        view = layout_any(rng, dtype, n, &first, &bytes);
+    }
     struct tensor t = tensor_at(on, view, first, bytes, 0xff);
     if (numbers != NULL && dtype == CP_DTYPE_BOOL) {
         for (int64_t i = 0; i < cp_view_count(&view); i++) {
@@ -161,7 +164,8 @@ struct problem {
     int64_t mask_n[CP_AXES];
     double scale, size;
     bool is_causal, has_dlse;
-    bool is_whole; /* the keys come in one block, the heads in one group */
+    bool is_whole;  /* the keys come in one block, the heads in one group */
+    bool is_packed; /* tensors lie in the order of their axes */
     int64_t q_first, k_first;
     double *q, *k, *v, *mask, *dout, *dlse;
 };
@@ -342,7 +346,7 @@ static void call_tensor(struct call *c, enum role role, enum cp_dtype dtype, int
                         int64_t n2, int64_t n3, double *values)
 {
     const int64_t n[CP_AXES] = {c->p->batch, n1, n2, n3};
-    c->t[role] = tensor_new(c->on, &c->rng, dtype, n, values);
+    c->t[role] = tensor_new(c->on, c->p->is_packed ? NULL : &c->rng, dtype, n, values);
 }
 
 static bool call_init(struct call *c, const struct problem *p, const struct machine *on,
@@ -728,8 +732,8 @@ TEST(merged_blocks_are_one_attention)
 
 /* ---- torch's ops ---- */
 
-/* A call of which torch may take blocks: seldom a mask, dims of 8, at times the diagonal of
- * a causal one. */
+/* A call of which torch may take blocks: seldom a mask or a dlse, dims of 8, at times the
+ * diagonal of a causal one. */
 static void problem_for_torch(struct problem *p, struct test_rng *rng,
                               enum cp_dtype dtype)
 {
@@ -739,43 +743,65 @@ static void problem_for_torch(struct problem *p, struct test_rng *rng,
         problem_free(p);
         problem_init(p, rng, dtype);
     }
-    if (p->is_causal && p->rows <= p->keys) {
+    p->has_dlse = p->has_dlse && test_rng_range(rng, 0, 3) == 0;
+    if (p->is_causal && p->rows <= p->keys && test_rng_range(rng, 0, 1) == 0) {
         p->is_whole = true;
         p->keys = p->rows;
         p->q_first = p->k_first;
     }
 }
 
-TEST(torch_answers_blocks)
+/* `cudnn`: the version that torch has. */
+static void torch_calls(uint64_t stream, int64_t cudnn, int count,
+                        struct simtorch_counts *counts)
 {
     const enum cp_dtype dtypes[] = {CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16,
                                     CP_DTYPE_FLOAT32};
-    struct test_rng rng = test_rng_init(20);
+    struct test_rng rng = test_rng_init(stream);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
     simtorch_load(true);
+    simtorch_set_cudnn(cudnn);
     simtorch_set_stream(cuda.stream);
     cuda.ops = &cp_kernel_torch_ops;
     CHECK(cuda.ops->is_available());
     judge_worst = 0;
-    for (int i = 0; i < 90; i++) {
+    for (int i = 0; i < count; i++) {
         struct problem p;
         problem_for_torch(&p, &rng, dtypes[i % 3]);
         p.is_whole = p.is_whole || i % 2 == 0;
+        p.is_packed = i % 4 > 0;
         compare(&p, rng, &cuda);
         (void)test_rng_next(&rng);
         problem_free(&p);
     }
-    struct simtorch_counts counts = simtorch_counts();
-    printf("flash %d, efficient %d, causal %d, grouped %d; worst error %.2f of what is "
-           "allowed\n",
-           counts.flash, counts.efficient, counts.causal, counts.grouped, judge_worst);
-    CHECK(counts.flash > 10 && counts.efficient > 5);
-    CHECK(counts.causal > 2 && counts.grouped > 5);
-    CHECK_EQ_I64(counts.refused, 0);
-    CHECK_EQ_I64(counts.alive, 0);
+    *counts = simtorch_counts();
+    printf("flash %d, efficient %d, cudnn %d, causal %d, grouped %d; gradients: flash "
+           "%d, efficient %d; worst error %.2f of what is allowed\n",
+           counts->flash, counts->efficient, counts->cudnn, counts->causal,
+           counts->grouped, counts->flash_gradient, counts->efficient_gradient,
+           judge_worst);
+    CHECK_EQ_I64(counts->refused, 0);
+    CHECK_EQ_I64(counts->alive, 0);
     simtorch_load(false);
     cuda_machine_close(&cuda);
+}
+
+TEST(torch_answers_blocks)
+{
+    struct simtorch_counts counts = {0};
+    torch_calls(20, 0, 60, &counts);
+    CHECK(counts.flash > 10 && counts.efficient > 5);
+    CHECK(counts.causal > 2 && counts.grouped > 5);
+    CHECK(counts.flash_gradient > 10 && counts.efficient_gradient > 5);
+    CHECK_EQ_I64(counts.cudnn, 0);
+}
+
+TEST(torch_answers_blocks_with_cudnn)
+{
+    struct simtorch_counts counts = {0};
+    torch_calls(21, 91501, 40, &counts);
+    CHECK(counts.cudnn > 10 && counts.flash_gradient > 10);
 }
 
 /* Thousands of keys: sums must not lose digits with length. */

@@ -80,23 +80,60 @@ static struct cp_stream *take_as_torch(struct world *w, int rank,
     return gpus_take(w, rank, tensors);
 }
 
-static void play_with_torch(int ring, int ulysses)
+static bool suits_torch_without_dlse(const struct scene *scene)
+{
+    return suits_torch(scene) && !scene->want_lse;
+}
+
+static bool suits_torch_with_dlse(const struct scene *scene)
+{
+    return suits_torch(scene) && scene->want_lse;
+}
+
+static void play_with_torch(int ring, int ulysses,
+                            bool (*suits)(const struct scene *scene))
 {
     struct world_transport transport = gpus;
     transport.take = take_as_torch;
-    world_play(ring, ulysses, &transport, CP_ANYTHING, 0, suits_torch);
-    world_play(ring, ulysses, &transport, CP_EVEN, 0, suits_torch);
+    world_play(ring, ulysses, &transport, CP_ANYTHING, 0, suits);
+    world_play(ring, ulysses, &transport, CP_EVEN, 0, suits);
 }
 
 /* The same with torch's ops for the blocks that they take. */
 TEST(with_torch)
 {
     simtorch_load(true);
-    play_with_torch(2, 1);
-    play_with_torch(1, 3);
-    play_with_torch(2, 2);
+    play_with_torch(2, 1, suits_torch_without_dlse);
+    play_with_torch(1, 3, suits_torch_without_dlse);
+    play_with_torch(2, 2, suits_torch_without_dlse);
     struct simtorch_counts counts = simtorch_counts();
     CHECK(counts.flash > 0 && counts.efficient > 0);
+    CHECK(counts.flash_gradient > 0 && counts.efficient_gradient > 0);
     CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
+}
+
+TEST(with_torch_and_cudnn)
+{
+    simtorch_load(true);
+    simtorch_set_cudnn(91501);
+    play_with_torch(3, 1, suits_torch);
+    play_with_torch(1, 2, suits_torch);
+    struct simtorch_counts counts = simtorch_counts();
+    CHECK(counts.cudnn > 0 && counts.flash_gradient > 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
+}
+
+/* Its gradients do not know a gradient of the lse. */
+TEST(with_torch_gradients_of_an_lse_are_the_plain_kernels)
+{
+    simtorch_load(true);
+    play_with_torch(2, 1, suits_torch_with_dlse);
+    play_with_torch(1, 2, suits_torch_with_dlse);
+    struct simtorch_counts counts = simtorch_counts();
+    CHECK(counts.flash > 0 && counts.efficient > 0);
+    CHECK_EQ_I64(counts.flash_gradient, 0);
+    CHECK_EQ_I64(counts.efficient_gradient, 0);
     simtorch_load(false);
 }

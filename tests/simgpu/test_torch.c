@@ -13,85 +13,181 @@
 
 /* ---- the table ---- */
 
-/* One that every op takes. */
+/* One that every op takes forward, on a GPU where flash comes first. */
 static struct cp_torch_block good_block(void)
 {
     return (struct cp_torch_block){
         .dtype = CP_DTYPE_BFLOAT16,
         .head_dim = 64,
         .value_dim = 64,
+        .rows = 10,
+        .keys = 10,
         .group = 1,
         .generation = 80,
-        .sight = CP_TORCH_SEES_ALL,
+        .cudnn_version = 91501,
         .is_aligned = true,
     };
 }
 
-/* "flash", "efficient", or "" and then the reason of both. */
+static struct cp_torch_block good_gradient(void)
+{
+    struct cp_torch_block block = good_block();
+    block.is_gradient = true;
+    return block;
+}
+
+/* "flash", "efficient", "cudnn", or "" and then the reason of all. */
 static const char *chosen(const struct cp_torch_block *block, char why[CP_STATUS_TEXT])
 {
     why[0] = '\0';
     const struct cp_torch_op *op = cp_torch_op_choose(block, why, CP_STATUS_TEXT);
-    return op == NULL ? "" : strstr(op->name, "flash") != NULL ? "flash" : "efficient";
+    return op == NULL                          ? ""
+           : strstr(op->name, "flash") != NULL ? "flash"
+           : strstr(op->name, "cudnn") != NULL ? "cudnn"
+                                               : "efficient";
+}
+
+static void goes_to(struct cp_torch_block block, const char *op)
+{
+    char why[CP_STATUS_TEXT];
+    CHECK_EQ_STR(chosen(&block, why), op);
 }
 
 TEST(the_table_chooses)
 {
-    char why[CP_STATUS_TEXT];
     struct cp_torch_block block = good_block();
-    CHECK_EQ_STR(chosen(&block, why), "flash");
-    block.sight = CP_TORCH_SEES_DIAGONAL;
-    CHECK_EQ_STR(chosen(&block, why), "flash");
+    goes_to(block, "flash");
     block.group = 4;
-    CHECK_EQ_STR(chosen(&block, why), "flash");
+    goes_to(block, "flash");
+    block.value_dim = 128; /* the only one that takes both */
+    goes_to(block, "cudnn");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT32;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
     block = good_block();
     block.value_dim = 128;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
     block = good_block();
     block.head_dim = block.value_dim = 264;
-    CHECK_EQ_STR(chosen(&block, why), "efficient");
+    goes_to(block, "efficient");
 }
 
-/* Neither takes such a block, and the efficient op's reason is the last. */
-static void refused(struct cp_torch_block block, const char *reason)
+/* As in torch, where it serves. */
+TEST(cudnn_comes_first_on_some_gpus)
 {
-    char why[CP_STATUS_TEXT];
-    CHECK_EQ_STR(chosen(&block, why), "");
-    CHECK(strstr(why, "_scaled_dot_product_flash_attention: it") != NULL ||
-          strstr(why, "the GPU is too old") != NULL);
-    const char *last = strstr(why, "efficient_attention: ");
-    if (CHECK(last != NULL)) {
-        CHECK_EQ_STR(last + strlen("efficient_attention: "), reason);
+    static const int generations[] = {80, 86, 89, 90, 100, 103, 110, 120, 121};
+    static const char *const ops[] = {"flash", "flash", "flash", "cudnn", "cudnn",
+                                      "cudnn", "flash", "flash", "flash"};
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        struct cp_torch_block block = good_block();
+        TEST_CONTEXT("sm_%d", generations[i]);
+        block.generation = generations[i];
+        goes_to(block, ops[i]);
+        block.is_gradient = true;
+        goes_to(block, "flash");
     }
+    struct cp_torch_block block = good_block();
+    block.generation = 90;
+    block.keys = 1;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.rows = 1;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.head_dim = block.value_dim = 136;
+    goes_to(block, "flash");
+    block = good_block();
+    block.generation = 90;
+    block.cudnn_version = 91500;
+    goes_to(block, "flash");
+}
+
+TEST(the_table_chooses_for_gradients)
+{
+    static const struct {
+        int generation;
+        int64_t dim;
+        const char *op;
+    } gap[] = {{80, 200, "flash"},      {90, 224, "flash"},      {100, 208, "flash"},
+               {86, 192, "flash"},      {86, 200, "efficient"},  {89, 224, "efficient"},
+               {120, 216, "efficient"}, {121, 200, "efficient"}, {89, 232, "flash"},
+               {120, 256, "flash"}};
+    struct cp_torch_block block = good_gradient();
+    block.group = 3;
+    goes_to(block, "flash");
+    block = good_gradient();
+    block.dtype = CP_DTYPE_FLOAT32;
+    goes_to(block, "efficient");
+    block = good_gradient();
+    block.value_dim = 8;
+    goes_to(block, "efficient");
+    block.group = 2;
+    goes_to(block, "");
+    for (size_t i = 0; i < sizeof gap / sizeof gap[0]; i++) {
+        TEST_CONTEXT("sm_%d, heads of %d", gap[i].generation, (int)gap[i].dim);
+        block = good_gradient();
+        block.generation = gap[i].generation;
+        block.head_dim = block.value_dim = gap[i].dim;
+        goes_to(block, gap[i].op);
+        block.is_gradient = false; /* it can attend */
+        goes_to(block, "flash");
+    }
+}
+
+/* None takes such a block, and this is what `op` says. */
+static void refused(struct cp_torch_block block, const char *op, const char *reason)
+{
+    char why[CP_STATUS_TEXT], want[CP_STATUS_TEXT];
+    CHECK_EQ_STR(chosen(&block, why), "");
+    (void)snprintf(want, sizeof want, "_scaled_dot_product_%s_attention: %s", op,
+                   reason);
+    CHECK_STR_HAS(why, want);
 }
 
 TEST(the_table_says_why_not)
 {
     struct cp_torch_block block = good_block();
     block.generation = 75;
-    refused(block, "the GPU is too old for it");
+    refused(block, "efficient", "the GPU is too old for it");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT64;
-    refused(block, "it does not take this dtype");
+    refused(block, "flash", "it does not take this dtype");
     block = good_block();
     block.is_aligned = false;
-    refused(block, "it needs rows of whole 16-byte words, none backwards");
+    refused(block, "cudnn", "it needs rows of whole 16-byte words, none backwards");
     block = good_block();
     block.has_mask = true;
-    refused(block, "it is given no mask");
-    block = good_block();
-    block.sight = CP_TORCH_SEES_PART;
-    refused(block, "it is causal along the diagonal of equal lengths alone");
+    refused(block, "efficient", "it is given no mask");
     block = good_block();
     block.group = 0;
-    refused(block, "it needs equally many query heads for each key head");
+    refused(block, "flash", "it needs equally many query heads for each key head");
     block = good_block();
     block.dtype = CP_DTYPE_FLOAT32;
     block.group = 2;
-    refused(block, "it does not share key heads");
+    refused(block, "efficient", "it does not share key heads");
+    block = good_block();
+    block.group = 2;
+    block.value_dim = 8;
+    block.cudnn_version = 0;
+    refused(block, "cudnn", "it needs cuDNN 9.15.1");
+    block.cudnn_version = 91501;
+    block.keys = 1;
+    refused(block, "cudnn", "it needs two rows and two keys");
+    block.is_gradient = true;
+    block.keys = 10;
+    refused(block, "cudnn", "it is not used for gradients");
+    refused(block, "flash", "it needs values of the head dim");
+    block = good_gradient();
+    block.has_dlse = true;
+    refused(block, "flash", "it takes no gradient of the lse");
+    refused(block, "efficient", "it takes no gradient of the lse");
+    block = good_gradient();
+    block.generation = 89;
+    block.head_dim = block.value_dim = 200;
+    block.group = 2;
+    refused(block, "flash", "it has no gradient for heads of 193 to 224 on this GPU");
 }
 
 /* ---- the choice ---- */
@@ -214,15 +310,19 @@ TEST(blocks_add_up)
     rig.args.place.k_first = 3; /* the first row sees none, later ones a part */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), ROWS + 1, 1e-4);
+    CHECK_EQ_I64(simtorch_counts().flash, 3);
+    CHECK_EQ_I64(simtorch_counts().causal, 2);
     rig.args.place.q_first = 9; /* the first row sees all but the last */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), 2 * ROWS, 1e-4);
-    CHECK_EQ_I64(simtorch_counts().flash, 2);
+    CHECK_EQ_I64(simtorch_counts().flash,
+                 6); /* two rows with six keys, their stair, all other rows */
+    CHECK_EQ_I64(simtorch_counts().causal, 3);
     rig.args.place.q_first = 10; /* what comes before */
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), 3 * ROWS, 1e-4);
-    CHECK_EQ_I64(simtorch_counts().flash, 3);
-    CHECK_EQ_I64(simtorch_counts().causal, 1);
+    CHECK_EQ_I64(simtorch_counts().flash, 7);
+    CHECK_EQ_I64(simtorch_counts().causal, 3);
     rig_close(&rig);
 }
 
@@ -263,4 +363,137 @@ TEST(an_answer_of_another_shape_is_an_error)
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), ROWS, 1e-4);
     rig_close(&rig);
+}
+
+/* ---- its gradients ---- */
+
+/* The same block of zeros as plain tensors, with a gradient of ones: dv of each key is the
+ * number of rows by that of keys, which is 1. */
+static struct cp_grad_args rig_grad_args(const struct rig *rig, char *room)
+{
+    const int64_t numbers = ROWS * HEADS * DIM;
+    char *const sums = room + 2 * numbers, *const rows = sums + 3 * 4 * numbers;
+    struct cp_grad_args args = {
+        .q = rig->args.q,
+        .dout = cp_view_compact(room, CP_DTYPE_FLOAT16, 1, ROWS, HEADS, DIM),
+        .lse = cp_view_compact(rows, CP_DTYPE_FLOAT32, 1, ROWS, HEADS, 1),
+        .delta = cp_view_compact(rows + 4 * ROWS * HEADS, CP_DTYPE_FLOAT32, 1, ROWS,
+                                 HEADS, 1),
+        .dq = cp_view_compact(sums, CP_DTYPE_FLOAT32, 1, ROWS, HEADS, DIM),
+        .place = rig->args.place,
+        .scale = 1,
+    };
+    args.k = args.v = args.q;
+    args.k.data = rig->args.k.data;
+    args.v.data = rig->args.v.data;
+    args.dk = args.dv = args.dq;
+    args.dk.data = sums + 4 * numbers;
+    args.dv.data = sums + 8 * numbers;
+    return args;
+}
+
+enum { GRAD_ROOM = ROWS * HEADS * DIM * (2 + 3 * 4) + 2 * 4 * ROWS * HEADS };
+
+/* Every row sees all keys, of equal weight: lse is log(ROWS), delta 0. */
+static struct cp_grad_args rig_open_grad(struct rig *rig, char **room)
+{
+    static char host[GRAD_ROOM];
+    CHECK(cudaMalloc((void **)room, GRAD_ROOM) == cudaSuccess);
+    for (int i = 0; i < ROWS * HEADS * DIM; i++) {
+        const uint16_t one = 0x3c00;
+        memcpy(host + 2 * i, &one, sizeof one);
+    }
+    memset(host + 2 * ROWS * HEADS * DIM, 0, GRAD_ROOM - 2 * ROWS * HEADS * DIM);
+    for (int i = 0; i < ROWS * HEADS; i++) {
+        const float lse = logf(ROWS);
+        memcpy(host + ROWS * HEADS * DIM * (2 + 3 * 4) + 4 * i, &lse, sizeof lse);
+    }
+    CHECK(cudaMemcpyAsync(*room, host, GRAD_ROOM, cudaMemcpyHostToDevice,
+                          rig->stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    return rig_grad_args(rig, *room);
+}
+
+static enum cp_code rig_grad(struct rig *rig, const struct cp_grad_args *args)
+{
+    return cp_kernel_torch_ops.grad(args, (struct cp_stream *)rig->stream);
+}
+
+/* The last number of dv. */
+static double rig_dv(struct rig *rig, const struct cp_grad_args *args)
+{
+    float dv[ROWS * HEADS * DIM];
+    CHECK(cudaMemcpyAsync(dv, args->dv.data, sizeof dv, cudaMemcpyDeviceToHost,
+                          rig->stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    return (double)dv[ROWS * HEADS * DIM - 1];
+}
+
+static void rig_close_grad(struct rig *rig, char *room)
+{
+    CHECK(cudaStreamSynchronize(rig->stream) == cudaSuccess);
+    CHECK(cudaFree(room) == cudaSuccess);
+    rig_close(rig);
+}
+
+TEST(gradients_add_up)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 1, 1e-3);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 2);
+    args.place.is_causal = true; /* the last key is seen by the last row */
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2 + 1.0 / ROWS, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 3);
+    args.place.k_first = ROWS; /* nobody sees any */
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 2 + 1.0 / ROWS, 2e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 3);
+    rig_close_grad(&rig, room);
+}
+
+TEST(gradients_that_are_the_plain_kernels)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    args.has_dlse = true;
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    args.has_dlse = false;
+    args.dout.stride[3] = -2; /* backwards; all numbers are the same */
+    args.dout.data += 2 * (DIM - 1);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    args.dout = rig_grad_args(&rig, room).dout;
+    simtorch_set_stream(NULL);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 3, 3e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 0);
+    rig_close_grad(&rig, room);
+}
+
+TEST(gradients_of_another_shape_are_an_error)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    simtorch_spoil_next();
+    CHECK(rig_grad(&rig, &args) == CP_ERR_INTERNAL);
+    CHECK_STR_HAS(cp_last_error()->text, "gave an answer of another");
+    simtorch_refuse_next();
+    CHECK(rig_grad(&rig, &args) == CP_ERR_DEVICE);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "torch cannot _scaled_dot_product_flash_attention_backward: ");
+    CHECK_EQ_I64(simtorch_counts().alive, 0);
+    CHECK_NEAR(rig_dv(&rig, &args), 0, 0);
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 1, 1e-3);
+    rig_close_grad(&rig, room);
 }

@@ -1,5 +1,6 @@
 /* cuda/torch_*.c on the torch of this process, which has no CUDA: CPU tensors with
- * numbers, by an op of the CPU, and meta tensors without, by the ops of CUDA.
+ * numbers, by an op of the CPU, and meta tensors without, by the ops of CUDA. Those of
+ * which only CUDA's library has the entries are called through Python (probe_set_entry).
  *
  * What torch hands out is kept in a list, so that a handle that stays or that goes twice
  * is seen. */
@@ -9,17 +10,21 @@
 #include <string.h>
 
 #include "cuda_api.h"
-#include "torch_op.h"
+#include "torch_run.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum { ROOM = 64 };
 
-/* A block, with the state that it goes into. */
+/* A block, with the state that it goes into or the gradients that it adds to. */
 struct probe_block {
-    char *q;      /* (B, rows, heads, D), packed */
-    char *k, *v;  /* (B, kv heads, keys, D) and (..., Dv) */
-    float *state; /* (B, heads, rows, Dv + 2); float64 for float64 */
+    char *q;     /* (B, rows, heads, D), packed */
+    char *k, *v; /* (B, kv heads, keys, D) and (..., Dv); gradients: (B, keys, kv heads,
+                     D) and (..., Dv) */
+    float *state;       /* (B, heads, rows, Dv + 2); float64 for float64 */
+    char *dout;         /* (B, rows, heads, Dv) */
+    char *lse, *delta;  /* (B, rows, heads), dtype of sums */
+    char *dq, *dk, *dv; /* as q, k and v, dtype of sums */
     int64_t batch, rows, keys, heads, kv_heads, dim, value_dim;
     double scale;
     int32_t dtype, is_causal;
@@ -31,7 +36,12 @@ EXPORT int probe_alive(void);
 EXPORT const char *probe_error(void);
 EXPORT int probe_attend(const struct probe_block *block);
 EXPORT int probe_finish(const struct probe_block *block, char *out, char *lse);
-EXPORT int probe_meta(const struct probe_block *block, int generation, char name[128]);
+EXPORT int probe_gradient(const struct probe_block *block);
+EXPORT int probe_meta(const struct probe_block *block, int generation, int cudnn,
+                      bool is_gradient, char name[128]);
+EXPORT void probe_born(AtenTensorHandle tensor);
+EXPORT bool probe_set_entry(const char *field, void *entry);
+EXPORT int64_t probe_cudnn(void);
 
 static struct cp_torch real, counted;
 static AtenTensorHandle alive[ROOM];
@@ -43,13 +53,15 @@ static AOTITorchError (*flash_on_cpu)(AtenTensorHandle q, AtenTensorHandle k,
                                       int32_t is_causal, AtenTensorHandle *mask,
                                       double *scale, AtenTensorHandle *out,
                                       AtenTensorHandle *lse);
-static AOTITorchError (*empty)(int64_t axes, const int64_t *sizes,
-                               const int64_t *strides, int32_t dtype, int32_t device,
-                               int32_t ordinal, AtenTensorHandle *tensor);
+static AOTITorchError (*gradient_of_flash_on_cpu)(
+    AtenTensorHandle dout, AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
+    AtenTensorHandle out, AtenTensorHandle lse, double dropout, int32_t is_causal,
+    AtenTensorHandle *mask, double *scale, AtenTensorHandle *dq, AtenTensorHandle *dk,
+    AtenTensorHandle *dv);
 
 /* ---- counting ---- */
 
-static void born(AtenTensorHandle tensor)
+void probe_born(AtenTensorHandle tensor)
 {
     for (int i = 0; i < ROOM; i++) {
         if (alive[i] == NULL) {
@@ -89,11 +101,33 @@ static AOTITorchError counted_create(void *data, int64_t axes, const int64_t *si
 {
     AOTITorchError error =
         device == meta.type
-            ? empty(axes, sizes, strides, dtype, device, ordinal, tensor)
+            ? real.empty(axes, sizes, strides, dtype, device, ordinal, tensor)
             : real.create(data, axes, sizes, strides, offset, dtype, device, ordinal,
                           tensor);
     if (error == 0) {
-        born(*tensor);
+        probe_born(*tensor);
+    }
+    return error;
+}
+
+static AOTITorchError counted_empty(int64_t axes, const int64_t *sizes,
+                                    const int64_t *strides, int32_t dtype,
+                                    int32_t device, int32_t ordinal,
+                                    AtenTensorHandle *tensor)
+{
+    AOTITorchError error =
+        real.empty(axes, sizes, strides, dtype, device, ordinal, tensor);
+    if (error == 0) {
+        probe_born(*tensor);
+    }
+    return error;
+}
+
+static AOTITorchError counted_undefined(AtenTensorHandle *tensor)
+{
+    AOTITorchError error = real.undefined(tensor);
+    if (error == 0) {
+        probe_born(*tensor);
     }
     return error;
 }
@@ -112,7 +146,7 @@ static AOTITorchError counted_flash(AtenTensorHandle q, AtenTensorHandle k,
                    rest2, rest3, most_rows, most_keys, rest6, rest7, rest8);
     AtenTensorHandle *const results[] = {out, lse, rest2, rest3, rest6, rest7, rest8};
     for (int i = 0; i < 7 && error == 0; i++) {
-        born(*results[i]);
+        probe_born(*results[i]);
     }
     return error;
 }
@@ -129,7 +163,7 @@ static AOTITorchError counted_efficient(AtenTensorHandle q, AtenTensorHandle k,
                                           scale, out, lse, rest2, rest3);
     AtenTensorHandle *const results[] = {out, lse, rest2, rest3};
     for (int i = 0; i < 4 && error == 0; i++) {
-        born(*results[i]);
+        probe_born(*results[i]);
     }
     return error;
 }
@@ -142,13 +176,34 @@ static AOTITorchError run_on_cpu(const struct cp_torch *torch,
     AOTITorchError error = flash_on_cpu(qkv[0], qkv[1], qkv[2], 0, is_causal, NULL,
                                         &scale, &held[0], &held[1]);
     for (int i = 0; i < 2 && error == 0; i++) {
-        born(held[i]);
+        probe_born(held[i]);
+    }
+    return error;
+}
+
+static AOTITorchError gradient_on_cpu(const struct cp_torch *torch,
+                                      const AtenTensorHandle *given,
+                                      const struct cp_grad_args *args, bool is_causal,
+                                      AtenTensorHandle held[CP_TORCH_GRADS])
+{
+    (void)torch;
+    double scale = args->scale;
+    AOTITorchError error = gradient_of_flash_on_cpu(
+        given[CP_TORCH_DOUT], given[CP_TORCH_Q], given[CP_TORCH_K], given[CP_TORCH_V],
+        given[CP_TORCH_OUT], given[CP_TORCH_LSE], 0, is_causal, NULL, &scale, &held[0],
+        &held[1], &held[2]);
+    for (int i = 0; i < 3 && error == 0; i++) {
+        probe_born(held[i]);
     }
     return error;
 }
 
 static const struct cp_torch_op cpu_op = {
-    .name = "_scaled_dot_product_flash_attention_for_cpu", .run = run_on_cpu};
+    .name = "_scaled_dot_product_flash_attention_for_cpu",
+    .grad_lse_multiple = 1,
+    .run = run_on_cpu,
+    .gradient = gradient_on_cpu,
+};
 
 /* ---- opening ---- */
 
@@ -178,7 +233,9 @@ bool probe_open(void)
              &real.efficient) &&
         find(core, "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",
              &flash_on_cpu) &&
-        find(core, "aoti_torch_empty_strided", &empty) &&
+        find(core,
+             "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward",
+             &gradient_of_flash_on_cpu) &&
         find(core, "torch_exception_get_what_without_backtrace", &real.last_error) &&
         find(core, "aoti_torch_device_type_cpu", &number);
     if (is_whole) {
@@ -188,16 +245,39 @@ bool probe_open(void)
     }
     counted = real;
     counted.create = counted_create;
+    counted.empty = counted_empty;
+    counted.undefined = counted_undefined;
     counted.free = counted_free;
     counted.flash = counted_flash;
     counted.efficient = counted_efficient;
     return is_whole;
 }
 
-/* As cuda/ itself looks for torch. */
+/* An entry of CUDA's library, made of something else, which tells probe_born of what it
+ * hands out. */
+bool probe_set_entry(const char *field, void *entry)
+{
+    if (strcmp(field, "cudnn") == 0) {
+        memcpy(&counted.cudnn, &entry, sizeof entry);
+    } else if (strcmp(field, "flash_gradient") == 0) {
+        memcpy(&counted.flash_gradient, &entry, sizeof entry);
+    } else if (strcmp(field, "efficient_gradient") == 0) {
+        memcpy(&counted.efficient_gradient, &entry, sizeof entry);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* As cuda/ itself looks for torch, and for its cuDNN. */
 bool probe_loaded(void)
 {
     return cp_torch_loaded() != NULL;
+}
+
+int64_t probe_cudnn(void)
+{
+    return cp_torch_loaded() != NULL ? cp_torch_loaded()->cudnn_version : -1;
 }
 
 const char *probe_error(void)
@@ -271,31 +351,94 @@ int probe_finish(const struct probe_block *block, char *out, char *lse)
     return (int)code;
 }
 
-/* What the table chooses for such a block on a GPU of that generation, run without
- * numbers; the name of the op, or "". */
-int probe_meta(const struct probe_block *b, int generation, char name[128])
+static struct cp_grad_args grad_args_of(const struct probe_block *b)
+{
+    enum cp_dtype dtype = (enum cp_dtype)b->dtype, sum = cp_dtype_sum(dtype);
+    const int64_t batch = b->batch, rows = b->rows, keys = b->keys;
+    return (struct cp_grad_args){
+        .q = cp_view_compact(b->q, dtype, batch, rows, b->heads, b->dim),
+        .k = cp_view_compact(b->k, dtype, batch, keys, b->kv_heads, b->dim),
+        .v = cp_view_compact(b->v, dtype, batch, keys, b->kv_heads, b->value_dim),
+        .dout = cp_view_compact(b->dout, dtype, batch, rows, b->heads, b->value_dim),
+        .lse = cp_view_compact(b->lse, sum, batch, rows, b->heads, 1),
+        .delta = cp_view_compact(b->delta, sum, batch, rows, b->heads, 1),
+        .dq = cp_view_compact(b->dq, sum, batch, rows, b->heads, b->dim),
+        .dk = cp_view_compact(b->dk, sum, batch, keys, b->kv_heads, b->dim),
+        .dv = cp_view_compact(b->dv, sum, batch, keys, b->kv_heads, b->value_dim),
+        .place = {.heads_per_kv = b->heads / b->kv_heads},
+        .scale = b->scale,
+    };
+}
+
+static enum cp_code add_gradients(const struct probe_block *block,
+                                  const struct cp_grad_args *args,
+                                  struct cp_torch_gradient *gradient)
+{
+    CP_TRY(cp_torch_gradient_begin(&counted, &cpu_op, cpu, args, gradient));
+    CP_TRY(cp_cuda_stand_in(&gradient->stand_in, NULL));
+    (void)cudaDeviceSynchronize(); /* the CPU's op follows no stream */
+    CP_TRY(cp_torch_gradient_run(&counted, &cpu_op, args, block->is_causal != 0,
+                                 gradient));
+    CP_TRY(cp_cuda_add(&args->dq, &gradient->dq, NULL));
+    CP_TRY(cp_cuda_add(&args->dk, &gradient->dk, NULL));
+    return cp_cuda_add(&args->dv, &gradient->dv, NULL);
+}
+
+/* Has torch make the gradients on the CPU, adds them, waits. */
+int probe_gradient(const struct probe_block *block)
+{
+    struct cp_grad_args args = grad_args_of(block);
+    struct cp_torch_gradient gradient;
+    enum cp_code code = add_gradients(block, &args, &gradient);
+    (void)cudaDeviceSynchronize();
+    cp_torch_gradient_free(&counted, &gradient);
+    return (int)code;
+}
+
+static enum cp_code run_meta(const struct cp_torch_op *op, const struct probe_block *b)
 {
     struct cp_attend_args args = args_of(b);
+    struct cp_torch_answer answer;
+    CP_TRY(cp_torch_op_run(&counted, op, meta, &args, b->is_causal != 0, &answer));
+    cp_torch_answer_free(&counted, &answer);
+    return CP_OK;
+}
+
+static enum cp_code gradient_meta(const struct cp_torch_op *op,
+                                  const struct probe_block *b)
+{
+    struct cp_grad_args args = grad_args_of(b);
+    struct cp_torch_gradient gradient;
+    enum cp_code code = cp_torch_gradient_begin(&counted, op, meta, &args, &gradient);
+    if (code == CP_OK) {
+        code = cp_torch_gradient_run(&counted, op, &args, b->is_causal != 0, &gradient);
+    }
+    cp_torch_gradient_free(&counted, &gradient);
+    return code;
+}
+
+/* What the table chooses for such a block on a GPU of that generation with that cuDNN,
+ * run without numbers; the name of the op, or "". */
+int probe_meta(const struct probe_block *b, int generation, int cudnn, bool is_gradient,
+               char name[128])
+{
     struct cp_torch_block block = {
-        .dtype = args.q.dtype,
+        .dtype = (enum cp_dtype)b->dtype,
         .head_dim = b->dim,
         .value_dim = b->value_dim,
+        .rows = b->rows,
+        .keys = b->keys,
         .group = b->heads / b->kv_heads,
         .generation = generation,
-        .sight = b->is_causal ? CP_TORCH_SEES_DIAGONAL : CP_TORCH_SEES_ALL,
+        .cudnn_version = cudnn,
         .is_aligned = true,
+        .is_gradient = is_gradient,
     };
     const struct cp_torch_op *op = cp_torch_op_choose(&block, NULL, 0);
-    struct cp_torch_answer answer;
     name[0] = '\0';
     if (op == NULL) {
         return CP_OK;
     }
     strncat(name, op->name, 127);
-    enum cp_code code =
-        cp_torch_op_run(&counted, op, meta, &args, b->is_causal != 0, &answer);
-    if (code == CP_OK) {
-        cp_torch_answer_free(&counted, &answer);
-    }
-    return (int)code;
+    return (int)(is_gradient ? gradient_meta(op, b) : run_meta(op, b));
 }

@@ -1,0 +1,65 @@
+/* Pieces of causal blocks: what a row sees is in one of them, once, and nothing else. */
+#include "causal_cut.h"
+#include "test.h"
+
+enum { MOST = 12 };
+
+static bool sees(const struct cp_piece *piece, int64_t row, int64_t key)
+{
+    int64_t i = row - piece->row, j = key - piece->key;
+    return i >= 0 && i < piece->rows && j >= 0 && j < piece->keys &&
+           (!piece->is_diagonal || j <= i);
+}
+
+static void check_cut(const struct cp_place *place, int64_t rows, int64_t keys)
+{
+    struct cp_piece pieces[CP_MOST_PIECES];
+    int count = cp_causal_cut(place, rows, keys, pieces);
+    TEST_CONTEXT("%d rows from %d, %d keys from %d%s", (int)rows, (int)place->q_first,
+                 (int)keys, (int)place->k_first, place->is_causal ? ", causal" : "");
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t key = 0; key < keys; key++) {
+            bool is_seen =
+                !place->is_causal || place->k_first + key <= place->q_first + row;
+            int times = 0;
+            for (int i = 0; i < count; i++) {
+                times += sees(&pieces[i], row, key);
+            }
+            CHECK_EQ_I64(times, is_seen);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        const struct cp_piece *p = &pieces[i];
+        CHECK(p->rows > 0 && p->row >= 0 && p->row + p->rows <= rows);
+        CHECK(p->keys > 0 && p->key >= 0 && p->key + p->keys <= keys);
+        CHECK(!p->is_diagonal || p->rows == p->keys);
+    }
+}
+
+TEST(what_is_seen_is_in_one_piece)
+{
+    for (int64_t rows = 1; rows <= MOST; rows++) {
+        for (int64_t keys = 1; keys <= MOST; keys++) {
+            for (int64_t lead = -MOST - 1; lead <= MOST + 1; lead++) {
+                struct cp_place place = {
+                    .q_first = 20 + lead, .k_first = 20, .is_causal = true};
+                check_cut(&place, rows, keys);
+                place.is_causal = false;
+                check_cut(&place, rows, keys);
+            }
+        }
+    }
+}
+
+TEST(whole_blocks_stay_whole)
+{
+    struct cp_piece pieces[CP_MOST_PIECES];
+    struct cp_place place = {.q_first = 7, .k_first = 7, .is_causal = true};
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 1);
+    CHECK(pieces[0].is_diagonal && pieces[0].rows == 5);
+    place.k_first = 3; /* the first row sees keys 3 to 7 */
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 1);
+    CHECK(!pieces[0].is_diagonal && pieces[0].rows == 5 && pieces[0].keys == 5);
+    place.k_first = 12; /* the last row is 11 */
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 0);
+}
