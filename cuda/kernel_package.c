@@ -1,10 +1,11 @@
-/* A block is cut into parts that packages take (block_parts.h); each is answered and merged
- * into the plain kernel's state, or its gradients added to the sums. */
+/* A block is cut into parts that packages take (causal_cut.h, group_run.h); each is answered
+ * and merged into the plain kernel's state, or its gradients added to the sums. */
 #include "kernel_package.h"
 
 #include "base/checked.h"
-#include "block_parts.h"
+#include "causal_cut.h"
 #include "cuda_api.h"
+#include "group_run.h"
 #include "kernel/package.h"
 #include "kernel_cuda.h"
 
@@ -19,32 +20,54 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
     return cp_kernel_cuda_plain_ops.describe(dtype, head_dim, value_dim, out);
 }
 
-static struct cp_view cut_rows(const struct cp_view *view,
-                               const struct cp_block_part *part)
+/* Rows that see all keys, or the diagonal, by heads in even groups. */
+struct part {
+    struct cp_piece piece;
+    struct cp_group_run run;
+};
+
+enum { MOST_PARTS = CP_MOST_PIECES * CP_MOST_RUNS };
+
+/* Their number; none where nothing is seen. */
+static int cut(const struct cp_place *place, const struct cp_view *q,
+               const struct cp_view *k, struct part parts[MOST_PARTS])
 {
-    const int64_t first[CP_AXES] = {0, part->row, part->head, 0};
-    const int64_t n[CP_AXES] = {view->n[0], part->rows, part->heads, view->n[3]};
+    struct cp_piece pieces[CP_MOST_PIECES];
+    bool is_empty = cp_view_count(q) == 0 || cp_view_count(k) == 0;
+    int pieces_count = is_empty ? 0 : cp_causal_cut(place, q->n[1], k->n[1], pieces);
+    int count = 0;
+    for (int i = 0; i < pieces_count; i++) {
+        for (int64_t head = 0; head < q->n[2]; count++) {
+            parts[count] = (struct part){
+                .piece = pieces[i],
+                .run = cp_group_run_at(place, q->n[2], head),
+            };
+            head += parts[count].run.heads;
+        }
+    }
+    return count;
+}
+
+static struct cp_view cut_rows(const struct cp_view *view, const struct part *part)
+{
+    const int64_t first[CP_AXES] = {0, part->piece.row, part->run.head, 0};
+    const int64_t n[CP_AXES] = {view->n[0], part->piece.rows, part->run.heads,
+                                view->n[3]};
     return cp_view_box(view, first, n);
 }
 
-static struct cp_view cut_keys(const struct cp_view *view,
-                               const struct cp_block_part *part)
+static struct cp_view cut_keys(const struct cp_view *view, const struct part *part)
 {
-    const int64_t first[CP_AXES] = {0, part->key, part->kv_head, 0};
-    const int64_t n[CP_AXES] = {view->n[0], part->keys, part->kv_heads, view->n[3]};
+    const int64_t first[CP_AXES] = {0, part->piece.key, part->run.kv_head, 0};
+    const int64_t n[CP_AXES] = {view->n[0], part->piece.keys, part->run.kv_heads,
+                                view->n[3]};
     return cp_view_box(view, first, n);
-}
-
-static bool is_empty(const struct cp_view *q, const struct cp_view *k)
-{
-    return cp_view_count(q) == 0 || cp_view_count(k) == 0;
 }
 
 /* ---- attend ---- */
 
 static enum cp_code attend_part(const struct cp_attend_args *args,
-                                const struct cp_block_part *part,
-                                struct cp_stream *stream)
+                                const struct part *part, struct cp_stream *stream)
 {
     const struct cp_package *package = args->package;
     struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
@@ -54,14 +77,14 @@ static enum cp_code attend_part(const struct cp_attend_args *args,
         .k = cut_keys(&k, part),
         .v = cut_keys(&v, part),
         .scale = args->scale,
-        .is_causal = part->is_diagonal,
+        .is_causal = part->piece.is_diagonal,
     };
     struct cp_package_answer answer;
     CP_TRY(package->answer(package, &block, &answer));
     const struct cp_merge_args merge = {
         .out = answer.out,
         .lse = answer.lse,
-        .state = cp_kernel_cuda_state(&args->state, part->row, part->head),
+        .state = cp_kernel_cuda_state(&args->state, part->piece.row, part->run.head),
     };
     enum cp_code code = cp_cuda_merge(&merge, stream);
     package->release(package, &answer.held);
@@ -70,14 +93,10 @@ static enum cp_code attend_part(const struct cp_attend_args *args,
 
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
-    struct cp_block_part part;
-    struct cp_block_parts parts = cp_block_parts_of(
-        &args->place, args->q.n[1], args->k.n[1], args->q.n[2], args->k.n[2]);
-    if (is_empty(&args->q, &args->k)) {
-        return CP_OK;
-    }
-    while (cp_block_parts_next(&parts, &part)) {
-        CP_TRY(attend_part(args, &part, stream));
+    struct part parts[MOST_PARTS];
+    int count = cut(&args->place, &args->q, &args->k, parts);
+    for (int i = 0; i < count; i++) {
+        CP_TRY(attend_part(args, &parts[i], stream));
     }
     return CP_OK;
 }
@@ -85,8 +104,7 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
 /* ---- grad ---- */
 
 /* A part's gradients, in the call's dtype, go into the sums. */
-static enum cp_code add_grads(const struct cp_grad_args *args,
-                              const struct cp_block_part *part,
+static enum cp_code add_grads(const struct cp_grad_args *args, const struct part *part,
                               const struct cp_package_grads *grads,
                               struct cp_stream *stream)
 {
@@ -98,8 +116,7 @@ static enum cp_code add_grads(const struct cp_grad_args *args,
     return cp_cuda_add(&dv, &grads->dv, stream);
 }
 
-static enum cp_code grad_part(const struct cp_grad_args *args,
-                              const struct cp_block_part *part,
+static enum cp_code grad_part(const struct cp_grad_args *args, const struct part *part,
                               const struct cp_package_outcome *whole,
                               struct cp_stream *stream)
 {
@@ -109,7 +126,7 @@ static enum cp_code grad_part(const struct cp_grad_args *args,
         .k = cut_keys(&args->k, part),
         .v = cut_keys(&args->v, part),
         .scale = args->scale,
-        .is_causal = part->is_diagonal,
+        .is_causal = part->piece.is_diagonal,
     };
     const struct cp_package_outcome outcome = {
         .dout = cut_rows(&whole->dout, part),
@@ -142,22 +159,20 @@ static void place_outcome(const struct cp_grad_args *args, char *room,
 }
 
 static enum cp_code grad_parts(const struct cp_grad_args *args,
-                               const struct cp_package_outcome *outcome,
+                               const struct part *parts, int count,
+                               const struct cp_package_outcome *whole,
                                struct cp_stream *stream)
 {
-    struct cp_block_part part;
-    struct cp_block_parts parts = cp_block_parts_of(
-        &args->place, args->q.n[1], args->k.n[1], args->q.n[2], args->k.n[2]);
     const struct cp_stand_in_args stand_in = {
         .dout = args->dout,
         .lse = args->lse,
         .delta = args->delta,
-        .out = outcome->out,
-        .lse_out = outcome->lse,
+        .out = whole->out,
+        .lse_out = whole->lse,
     };
     CP_TRY(cp_cuda_stand_in(&stand_in, stream));
-    while (cp_block_parts_next(&parts, &part)) {
-        CP_TRY(grad_part(args, &part, outcome, stream));
+    for (int i = 0; i < count; i++) {
+        CP_TRY(grad_part(args, &parts[i], whole, stream));
     }
     return CP_OK;
 }
@@ -171,17 +186,16 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
         cp_view_count(&args->dout) * cp_dtype_bytes(args->dout.dtype), CP_PANEL_ALIGN);
     int64_t lse_bytes = cp_view_count(&args->lse) * cp_dtype_bytes(args->lse.dtype);
     struct cp_package_outcome outcome;
+    struct part parts[MOST_PARTS];
+    int count = cut(&args->place, &args->q, &args->k, parts);
     char *room = NULL;
     void *held = NULL;
-    if (is_empty(&args->q, &args->k)) {
-        return CP_OK;
-    }
-    if (args->has_dlse) {
+    if (args->has_dlse || count == 0) {
         return cp_cuda_grad(args, stream);
     }
     CP_TRY(package->room(package, out_bytes + lse_bytes, &room, &held));
     place_outcome(args, room, out_bytes, &outcome);
-    enum cp_code code = grad_parts(args, &outcome, stream);
+    enum cp_code code = grad_parts(args, parts, count, &outcome, stream);
     package->release(package, &held);
     return code;
 }

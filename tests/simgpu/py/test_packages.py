@@ -88,9 +88,9 @@ def given(ranks, parts):
     return lambda r: [put(x[r].contiguous(), r) for x in parts]
 
 
-def attend(ranks, backend, q, k, v, lengths, **keywords):
+def attend(ranks, backend, q, k, v, lengths, kv_lengths=None, **keywords):
     """Return (out, lse), whole, of a call on all ranks."""
-    parts = given(ranks, [x.split(lengths, 1) for x in (q, k, v)])
+    parts = given(ranks, [q.split(lengths, 1), *(x.split(kv_lengths or lengths, 1) for x in (k, v))])
 
     def call(r):
         made = _C.attention(*parts(r), ranks.contexts[r], backend=backend, return_lse=True, **keywords)
@@ -149,17 +149,42 @@ def test_backward(gpus, packages, backend, config, is_causal):
     q, dout = (numbers(2, sum(lengths), 12, 16, seed=i) for i in range(2))
     k, v = (numbers(2, sum(lengths), 4, 16, seed=i) for i in range(2, 4))
     out, lse = attend(ranks, backend, q, k, v, lengths, is_causal=is_causal, enable_gqa=True)
-    parts = given(ranks, [x.split(lengths, 1) for x in (q, k, v, out, lse, dout)])
-
-    def call(r):
-        rest = None, None, is_causal, None, True, "sharded", backend
-        return [get(x) for x in _C._attention_backward(ranks.contexts[r], *parts(r), *rest)]
-
     exact = gradients(*(x.double() for x in (q, k, v, dout)), is_causal)
     plain = gradients(q, k, v, dout, is_causal)
-    for found, want, rough in zip(map(whole, zip(*ranks.run(call), strict=True)), exact, plain, strict=True):
-        assert_as_exact(found, want, rough)
+    found = differentiate(ranks, backend, (q, k, v, out, lse, dout), lengths, is_causal=is_causal)
+    for one, want, rough in zip(found, exact, plain, strict=True):
+        assert_as_exact(one, want, rough)
     assert stand_ins.FUNCTIONS[backend] + "_backward" in {name for name, _ in stand_ins.CALLS}
+
+
+def differentiate(ranks, backend, tensors, lengths, kv_lengths=None, dlse=None, is_causal=False):
+    """Return (dq, dk, dv), whole, of a call on all ranks; `tensors`: q, k, v, out, lse, dout."""
+    rows = [x.split(kv_lengths or lengths if i in (1, 2) else lengths, 1) for i, x in enumerate(tensors)]
+    parts = given(ranks, rows if dlse is None else [*rows, dlse.split(lengths, 1)])
+
+    def call(r):
+        own = parts(r) if dlse is not None else [*parts(r), None]
+        rest = None, is_causal, None, True, "sharded", backend
+        return [get(x) for x in _C._attention_backward(ranks.contexts[r], *own, *rest)]
+
+    return map(whole, zip(*ranks.run(call), strict=True))
+
+
+@pytest.mark.parametrize("rows, keys", [(7, 4), (3, 6)])
+@pytest.mark.parametrize("backend", ["flash", "_flash_3_varlen_hub"])
+def test_causal_with_other_lengths(gpus, packages, backend, rows, keys):
+    """Some rows of a block see none of its keys, and some see all."""
+    ranks = gpus(ring_degree=3)
+    q, dout = (numbers(2, 3 * rows, 4, 16, seed=i) for i in range(2))
+    k, v = (numbers(2, 3 * keys, 4, 16, seed=i) for i in range(2, 4))
+    lengths = [rows] * 3, [keys] * 3
+    out, lse = attend(ranks, backend, q, k, v, *lengths, is_causal=True)
+    want = oracle(*(x.double().numpy() for x in (q, k, v)), None, True)[0]
+    assert_as_exact(out, torch.from_numpy(want), naive(q, k, v, True))
+    exact, plain = (gradients(*(x.to(t) for x in (q, k, v, dout)), True) for t in (torch.float64, torch.bfloat16))
+    found = differentiate(ranks, backend, (q, k, v, out, lse, dout), *lengths, is_causal=True)
+    for one, want, rough in zip(found, exact, plain, strict=True):
+        assert_as_exact(one, want, rough)
 
 
 def test_a_gradient_of_the_lse(gpus, packages):
@@ -168,17 +193,13 @@ def test_a_gradient_of_the_lse(gpus, packages):
     q, k, v, dout = (numbers(1, 8, 2, 16, seed=i) for i in range(4))
     dlse = numbers(1, 8, 2, seed=4, dtype=torch.float32)
     out, lse = attend(ranks, "flash", q, k, v, [4, 4])
-    parts = given(ranks, [x.split(4, 1) for x in (q, k, v, out, lse, dout, dlse)])
-
-    def call(r):
-        rest = None, False, None, False, "sharded", "flash"
-        return [get(x) for x in _C._attention_backward(ranks.contexts[r], *parts(r), *rest)]
-
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    lse = (leaves[0].transpose(1, 2) @ leaves[1].permute(0, 2, 3, 1) / 4).logsumexp(-1).transpose(1, 2)
-    loss = (naive(*leaves, False) * dout.double()).sum() + (lse * dlse.double()).sum()
+    exact_lse = (leaves[0].transpose(1, 2) @ leaves[1].permute(0, 2, 3, 1) / 4).logsumexp(-1).transpose(1, 2)
+    loss = (naive(*leaves, False) * dout.double()).sum() + (exact_lse * dlse.double()).sum()
     exact = torch.autograd.grad(loss, leaves)
-    for found, want in zip(map(whole, zip(*ranks.run(call), strict=True)), exact, strict=True):
+    for found, want in zip(
+        differentiate(ranks, "flash", (q, k, v, out, lse, dout), [4, 4], dlse=dlse), exact, strict=True
+    ):
         torch.testing.assert_close(found.double(), want, atol=0.03, rtol=0.03)
     assert {name for name, _ in stand_ins.CALLS} == {"flash_2"}
 
