@@ -58,8 +58,7 @@ struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
                                     int64_t head)
 {
     struct cp_view rest = *state;
-    int64_t row_bytes =
-        (state->n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(state->dtype));
+    int64_t row_bytes = (state->n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(state->dtype));
     rest.data += head * state->stride[2] + row * row_bytes;
     rest.n[1] -= row;
     rest.n[2] -= head;

@@ -208,6 +208,7 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
     }
     CP_TRY(block_of(&site, &args->q, &k, &v, &args->place, &block));
     block.has_mask = args->mask.data != NULL;
+    block.backend = args->backend;
     return cp_torch_op_choose(&block, NULL, 0) == NULL
                ? cp_cuda_attend(args, stream)
                : attend_by_pieces(&site, &block, args);
@@ -278,6 +279,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     CP_TRY(block_of(&site, &args->q, &args->k, &args->v, &args->place, &block));
     block.is_aligned = block.is_aligned && is_aligned(&args->dout);
     block.has_mask = args->mask.data != NULL;
+    block.backend = args->backend;
     block.has_dlse = args->has_dlse;
     block.is_gradient = true;
     return cp_torch_op_choose(&block, NULL, 0) == NULL

@@ -42,6 +42,7 @@ struct cp_attend_args {
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
     struct cp_place place;
     double scale;
+    enum cp_backend backend;          /* of the call */
     const struct cp_package *package; /* of a backend that has one, or NULL */
     void *scratch; /* format.scratch_bytes, aligned to 64; contents mean nothing before
                       and after */
@@ -74,7 +75,8 @@ struct cp_grad_args {
     double scale;
     bool
         has_dlse; /* delta is less a dlse: it may be any number, also where dout is 0 */
-    const struct cp_package *package; /* as in attend */
+    enum cp_backend backend;          /* as in attend */
+    const struct cp_package *package; /* likewise */
     void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
