@@ -15,10 +15,13 @@ import numpy as np  # noqa: E402
 import sim_gpu as sim  # noqa: E402
 import sim_tensor  # noqa: E402
 import stand_ins  # noqa: E402
+from diffusers.models import attention_dispatch  # noqa: E402
 from sim_tensor import get, put  # noqa: E402
 from thread_ranks import Ranks, oracle  # noqa: E402
 
 from cp_attn import _C, _packages  # noqa: E402
+from cp_attn.models import dispatch  # noqa: E402
+from cp_attn.models.exchange import Exchange  # noqa: E402
 
 LIB = sim.LIB
 PACKAGES = [name for name in _C._backends["cuda"] if "native" not in name]
@@ -477,6 +480,41 @@ def test_memory_that_runs_out(gpus, packages):
         gc.collect()
         lives.add(_C._mem_stats()[0])
     assert 8 < count < 99 and len(lives) == 1
+
+
+class Mark(dispatch.Marker):
+    """What stands in a processor's _parallel_config, without a model around it."""
+
+    def __init__(self, context):
+        self.exchange = Exchange(context)
+
+    def attend(self, arguments, backend):
+        return dispatch.attend(self.exchange, arguments, backend)
+
+
+def test_through_diffusers(gpus, packages):
+    """A processor's own backend, and that of the context manager, are whose kernel computes."""
+    ranks, x = gpus(ring_degree=2), numbers(1, 8, 2, 16)
+    want = torch.from_numpy(oracle(*[x.double().numpy()] * 3)[0])
+    marks = [Mark(context) for context in ranks.contexts]
+
+    def call(r, backend=None):
+        own = [put(x[:, 4 * r : 4 * r + 4].contiguous(), r) for _ in range(3)]
+        return get(attention_dispatch.dispatch_attention_fn(*own, backend=backend, parallel_config=marks[r]))
+
+    dispatch.install()
+    try:
+        for backend in PACKAGES:
+            stand_ins.CALLS.clear()
+            assert_as_exact(whole(ranks.run(lambda r, b=backend: call(r, b))), want, naive(x, x, x, False), least=16)
+            with attention_dispatch.attention_backend(backend):
+                assert_as_exact(whole(ranks.run(call)), want, naive(x, x, x, False), least=16)
+            assert [name for name, _ in stand_ins.CALLS] == [stand_ins.FUNCTIONS[backend]] * 8
+        stand_ins.CALLS.clear()
+        assert_as_exact(whole(ranks.run(call)), want, naive(x, x, x, False))
+        assert not stand_ins.CALLS
+    finally:
+        dispatch.uninstall()
 
 
 def test_native_names(gpus):
