@@ -38,9 +38,10 @@ struct cp_merge_args {
 enum cp_code cp_cuda_merge(const struct cp_merge_args *args, struct cp_stream *stream);
 
 /* `out` and lse for a backward pass that asks for out and makes of it only delta =
- * sum(out * dout): as there is no out to give, one that has this delta. Rows whose dout
- * is 0 have none (out is 0): a delta that is not 0 there, which the gradient of an lse
- * makes, is lost. */
+ * sum(out * dout): as there is no out to give, the shortest one that has this delta. Rows
+ * whose dout is 0 have none (out is 0): a delta that is not 0 there, which the gradient of
+ * an lse makes, is lost. In float16 it may overflow where the length of the out that was
+ * does, above 65504. */
 struct cp_stand_in_args {
     struct cp_view dout;       /* (B, rows, heads, Dv), dtype of the call */
     struct cp_view lse, delta; /* (B, rows, heads, 1), dtype of sums */

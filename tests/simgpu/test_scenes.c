@@ -80,11 +80,6 @@ static struct cp_stream *take_as_torch(struct world *w, int rank,
     return gpus_take(w, rank, tensors);
 }
 
-static bool suits_torch_without_dlse(const struct scene *scene)
-{
-    return suits_torch(scene) && !scene->want_lse;
-}
-
 static bool suits_torch_with_dlse(const struct scene *scene)
 {
     return suits_torch(scene) && scene->want_lse;
@@ -103,9 +98,9 @@ static void play_with_torch(int ring, int ulysses,
 TEST(with_torch)
 {
     simtorch_load(true);
-    play_with_torch(2, 1, suits_torch_without_dlse);
-    play_with_torch(1, 3, suits_torch_without_dlse);
-    play_with_torch(2, 2, suits_torch_without_dlse);
+    play_with_torch(2, 1, suits_torch);
+    play_with_torch(1, 3, suits_torch);
+    play_with_torch(2, 2, suits_torch);
     struct simtorch_counts counts = simtorch_counts();
     CHECK(counts.flash > 0 && counts.efficient > 0);
     CHECK(counts.flash_gradient > 0 && counts.efficient_gradient > 0);
@@ -118,7 +113,6 @@ TEST(with_torch_and_cudnn)
     simtorch_load(true);
     simtorch_set_cudnn(91501);
     play_with_torch(3, 1, suits_torch);
-    play_with_torch(1, 2, suits_torch);
     struct simtorch_counts counts = simtorch_counts();
     CHECK(counts.cudnn > 0 && counts.flash_gradient > 0);
     CHECK_EQ_I64(counts.alive, 0);
@@ -130,7 +124,6 @@ TEST(with_torch_gradients_of_an_lse_are_the_plain_kernels)
 {
     simtorch_load(true);
     play_with_torch(2, 1, suits_torch_with_dlse);
-    play_with_torch(1, 2, suits_torch_with_dlse);
     struct simtorch_counts counts = simtorch_counts();
     CHECK(counts.flash > 0 && counts.efficient > 0);
     CHECK_EQ_I64(counts.flash_gradient, 0);
