@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 
 PYTHON_SOURCES := setup.py cp_attn tests benchmarks examples dev
-C_FILES = $(shell find csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+C_FILES = $(shell find benchmarks csrc cuda tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help venv demo train test check simgpu gpu cuda soak fuzz valgrind lint format bench ctest clean
 .DEFAULT_GOAL := help

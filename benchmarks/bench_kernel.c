@@ -183,12 +183,64 @@ static struct cp_view panel_view(const struct cp_panel *panel,
     return view;
 }
 
+/* Which keys a query sees. */
+enum sight {
+    SEES_ALL,
+    SEES_CAUSAL, /* the last query all */
+    SEES_KEYS,   /* bool, one row for all queries: three keys of four */
+    SEES_BOOL,   /* bool, a row for each query */
+    SEES_BIAS,   /* float32, a row for each query */
+    SIGHTS
+};
+
+static const char *const sight_names[SIGHTS] = {"all", "causal", "keys", "bool",
+                                                "bias"};
+
 struct shape {
     int64_t rows, keys, heads, dim;
     enum cp_dtype dtype;
+    enum sight sight;
     int repeats;
     bool is_shared;
 };
+
+/* (1, 1, rows or 1, keys). */
+static struct cp_view mask_of(const struct shape *shape)
+{
+    struct cp_view none = {.data = NULL};
+    if (shape->sight < SEES_KEYS) {
+        return none;
+    }
+    enum cp_dtype dtype = shape->sight == SEES_BIAS ? CP_DTYPE_FLOAT32 : CP_DTYPE_BOOL;
+    int64_t rows = shape->sight == SEES_KEYS ? 1 : shape->rows;
+    struct cp_view mask =
+        cp_view_compact(allocate(rows * shape->keys * cp_dtype_bytes(dtype)), dtype, 1,
+                        1, rows, shape->keys);
+    for (int64_t i = 0; i < rows * shape->keys; i++) {
+        float bias = (float)(i * 7 % 13) * 0.125f - 0.75f;
+        bool is_seen = i % shape->keys % 4 != 1;
+        if (dtype == CP_DTYPE_BOOL) {
+            memcpy(mask.data + i, &is_seen, 1);
+        } else {
+            memcpy(mask.data + i * 4, &bias, 4);
+        }
+    }
+    return mask;
+}
+
+/* Pairs of query and key that count: a mask may forbid any of them, so all do. */
+static double pairs_of(const struct shape *shape)
+{
+    double pairs = 0;
+    if (shape->sight != SEES_CAUSAL) {
+        return (double)shape->rows * (double)shape->keys;
+    }
+    for (int64_t row = 0; row < shape->rows; row++) {
+        int64_t seen = shape->keys - shape->rows + row + 1;
+        pairs += (double)(seen > 0 ? seen : 0);
+    }
+    return pairs;
+}
 
 struct times {
     double pack, attend, finish;
@@ -239,6 +291,7 @@ static struct cp_grad_args grad_args(const struct cp_kernel_ops *ops,
         .dq = zeros(q, CP_DTYPE_FLOAT32, q->n[3]),
         .dk = zeros(k, CP_DTYPE_FLOAT32, k->n[3]),
         .dv = zeros(v, CP_DTYPE_FLOAT32, v->n[3]),
+        .mask = forward->mask,
         .place = forward->place,
         .scale = forward->scale,
         .scratch = allocate(format->grad_scratch_bytes),
@@ -277,12 +330,15 @@ static void measure(const struct cp_kernel_ops *ops, const struct shape *shape,
         .k = panel_view(&format.k, k, shape->is_shared),
         .v = panel_view(&format.v, v, shape->is_shared),
         .state = panel_view(&format.state, q, false),
-        .place = {.heads_per_kv = 1},
+        .mask = mask_of(shape),
+        .place = {.q_first = shape->keys - shape->rows,
+                  .heads_per_kv = 1,
+                  .is_causal = shape->sight == SEES_CAUSAL},
         .scale = 1.0 / sqrt((double)shape->dim),
         .scratch = allocate(format.scratch_bytes),
     };
-    const double operations = 4.0 * (double)shape->rows * (double)shape->keys *
-                              (double)shape->heads * (double)shape->dim;
+    const double operations =
+        4.0 * pairs_of(shape) * (double)shape->heads * (double)shape->dim;
     (void)forward(ops, &args, k, v, out); /* touches every page */
     struct cp_grad_args grad = grad_args(ops, &format, &args, k, v, out);
     (void)backward(ops, &grad, out);
@@ -300,22 +356,24 @@ static void measure(const struct cp_kernel_ops *ops, const struct shape *shape,
     }
     printf("{\"kernel\": \"%s\", \"dtype\": \"%s\", \"rows\": %lld, \"keys\": %lld, "
            "\"heads\": %lld, \"dim\": %lld, \"panels\": \"%s\", "
-           "\"repeats\": %d, \"gflops\": %.2f, \"peak\": %.2f, \"share\": %.4f, "
+           "\"sight\": \"%s\", \"repeats\": %d, \"gflops\": %.2f, \"peak\": %.2f, "
+           "\"share\": %.4f, "
            "\"pack\": %.4f, \"finish\": %.4f, \"backward\": %.2f, \"times\": %.3f}\n",
            ops->name, cp_dtype_name(shape->dtype), (long long)shape->rows,
            (long long)shape->keys, (long long)shape->heads, (long long)shape->dim,
-           shape->is_shared ? "shared" : "private", shape->repeats,
-           median(gflops, shape->repeats), median(peaks, shape->repeats),
-           median(shares, shape->repeats), median(packs, shape->repeats),
-           median(finishes, shape->repeats), median(backwards, shape->repeats),
-           median(times_forward, shape->repeats));
+           shape->is_shared ? "shared" : "private", sight_names[shape->sight],
+           shape->repeats, median(gflops, shape->repeats),
+           median(peaks, shape->repeats), median(shares, shape->repeats),
+           median(packs, shape->repeats), median(finishes, shape->repeats),
+           median(backwards, shape->repeats), median(times_forward, shape->repeats));
     (void)fflush(stdout);
     if (!shape->is_shared) { /* what is shared goes with the process */
         cp_mem_destroy(&args.k.data);
         cp_mem_destroy(&args.v.data);
     }
-    void *blocks[] = {args.state.data, args.scratch, grad.lse.data, grad.delta.data,
-                      grad.dq.data,    grad.dk.data, grad.dv.data,  grad.scratch};
+    void *blocks[] = {args.state.data, args.scratch,    args.mask.data,
+                      grad.lse.data,   grad.delta.data, grad.dq.data,
+                      grad.dk.data,    grad.dv.data,    grad.scratch};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         cp_mem_destroy(&blocks[i]);
     }
@@ -333,23 +391,26 @@ static bool parse(char **argv, struct shape *shape)
             shape->dtype = (enum cp_dtype)i;
         }
     }
+    while (shape->sight < SIGHTS && strcmp(argv[8], sight_names[shape->sight]) != 0) {
+        shape->sight++;
+    }
     shape->is_shared = strcmp(argv[7], "shared") == 0;
     bool is_panels = shape->is_shared || strcmp(argv[7], "private") == 0;
     bool is_dtype = shape->dtype == CP_DTYPE_FLOAT32 ||
                     shape->dtype == CP_DTYPE_BFLOAT16 ||
                     shape->dtype == CP_DTYPE_FLOAT16;
-    return is_dtype && is_panels && shape->rows > 0 && shape->keys > 0 &&
-           shape->heads > 0 && shape->dim > 0 && shape->repeats > 0 &&
-           shape->repeats <= REPEATS_MAX;
+    return is_dtype && is_panels && shape->sight < SIGHTS && shape->rows > 0 &&
+           shape->keys > 0 && shape->heads > 0 && shape->dim > 0 &&
+           shape->repeats > 0 && shape->repeats <= REPEATS_MAX;
 }
 
 int main(int argc, char **argv)
 {
     struct shape shape = {.dtype = CP_DTYPE_NONE};
-    if (argc < 8 || argc > 9 || !parse(argv, &shape)) {
+    if (argc < 9 || argc > 10 || !parse(argv, &shape)) {
         (void)fprintf(stderr,
                       "usage: %s ROWS KEYS HEADS DIM float32|bfloat16|float16 REPEATS "
-                      "(1 to %d) private|shared [KERNEL]\n",
+                      "(1 to %d) private|shared all|causal|keys|bool|bias [KERNEL]\n",
                       argv[0], REPEATS_MAX);
         return 2;
     }
@@ -360,7 +421,7 @@ int main(int argc, char **argv)
     }
     for (int isa = 0; cp_kernel_cpu_at(isa) != NULL; isa++) {
         const struct cp_kernel_ops *ops = cp_kernel_cpu_at(isa);
-        if (argc == 8 || strcmp(argv[8], ops->name) == 0) {
+        if (argc == 9 || strcmp(argv[9], ops->name) == 0) {
             measure(ops, &shape, qkvo);
         }
     }

@@ -1,6 +1,6 @@
 """What a call costs before and beside the arithmetic: the gate by the number of ranks, and Python over the C core.
 
-``python -m benchmarks.gate`` builds the C core with benchmarks/bench_gate.c, times an exchange of records and a tiny
+``python -m benchmarks.gate`` builds the C core with benchmarks/bench_call.c, times an exchange of records and a tiny
 attention among processes, and splits the same tiny attention from Python into the C core and the rest.
 """
 
@@ -20,34 +20,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .core import ROOT, build, call_us
 from .provenance import processor, provenance
 
-ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "benchmarks"
-FLAGS = "-std=c11 -O2 -D_GNU_SOURCE -pthread".split()
 LIMIT_US = 20.0  # C16: attention() over the C core, a call
 BATCH = 50
 RANKS = 2  # of the calls from Python
 WORLDS = (1, 2, 4, 6)
 
 
-def build(cc):
-    """Compile the program with the static library of the C core; its path."""
-    tests = ROOT / "tests" / "c"
-    make = ["make", "-s", "-C", str(tests), "MODE=plain", f"VENV_PYTHON={sys.executable}", "library"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    program, source = BUILD / "bench_gate", ROOT / "benchmarks" / "bench_gate.c"
-    library = ROOT / "build" / "c" / "plain" / "libcp.a"
-    subprocess.run([cc, *FLAGS, f"-I{ROOT / 'csrc'}", source, library, "-lm", "-o", program], check=True)
-    return program
-
-
 def core_us(program, op, world, args):
     """One start of the program: microseconds a call."""
-    numbers = map(str, (world, args.calls, args.rows, args.heads, args.dim))
-    done = subprocess.run([program, op, *numbers], check=True, capture_output=True, text=True, timeout=args.timeout)
-    return json.loads(done.stdout)["us"]
+    shape = {"ring": world, "tokens": world * args.rows, "heads": args.heads, "dim": args.dim}
+    return statistics.median(call_us(program, args.timeout, op=op, batches=args.calls // BATCH, batch=BATCH, **shape))
 
 
 def batches(call, calls):
@@ -167,7 +152,7 @@ def main():
     machine = f"{processor()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
     about = provenance("gate", machine=machine)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
-    rows = measure(build(args.cc), args)
+    rows = measure(build("bench_call", args.cc), args)
     print(f"{'what':<44} {'ranks':>5} {'us a call':>10}   {'least':>8} {'most':>8}")
     for row in sorted(rows, key=lambda row: (row["what"], row["world"])):
         print(f"{row['what']:<44} {row['world']:>5} {row['us']:>10.2f}   {row['least']:>8.2f} {row['most']:>8.2f}")

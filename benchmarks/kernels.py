@@ -7,7 +7,6 @@ to one core and alternates that program with torch's scaled_dot_product_attentio
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -16,21 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .core import build
 from .provenance import processor, provenance
-
-ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "benchmarks"
-
-# As in setup.py: only these files get an ISA flag.
-FLAGS = "-std=c11 -O3 -fno-math-errno -fno-trapping-math -D_GNU_SOURCE".split()
-AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma".split()
-ISA_FLAGS = {
-    "_avx2": "-mavx2 -mfma -mf16c".split(),
-    "_avx512": AVX512,
-    "_avx512bf16": [*AVX512, "-mavx512bf16"],
-}
-# What bench_kernel.c needs of csrc/: nothing above the kernels.
-SOURCES = ("csrc/base/mem.c", "csrc/base/status.c", "csrc/tensor/dtype.c", "csrc/tensor/view.c", "csrc/kernel/**/*.c")
 
 # Rows, keys, dim: one rank of four of an image model with 4,608 tokens (the marks of the project),
 # the same on one rank, a long sequence (throughput must not fall), and small dims.
@@ -38,32 +24,10 @@ SHAPES = [(1152, 4608, 128), (1152, 4608, 64), (4608, 4608, 128), (1152, 32760, 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def build(cc):
-    """Compile the program if a source is newer; its path."""
-    program = BUILD / "bench_kernel"
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    sources = sorted(path for pattern in SOURCES for path in ROOT.glob(pattern))
-    sources = [s for s in sources if is_x86 or not s.stem.endswith(tuple(ISA_FLAGS))]
-    sources.append(ROOT / "benchmarks" / "bench_kernel.c")
-    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("csrc/**/*.h"), Path(__file__)])
-    if program.exists() and program.stat().st_mtime > newest:
-        return program
-    BUILD.mkdir(parents=True, exist_ok=True)
-    objects = []
-    for source in tqdm(sources, desc="compiling", leave=False):
-        isa = next((flags for suffix, flags in ISA_FLAGS.items() if source.stem.endswith(suffix)), [])
-        target = BUILD / f"{source.stem}.o"
-        defines = ["-DCP_HAVE_X86=1"] if is_x86 else []
-        subprocess.run([cc, *FLAGS, *defines, *isa, f"-I{ROOT / 'csrc'}", "-c", source, "-o", target], check=True)
-        objects.append(target)
-    subprocess.run([cc, *objects, "-lm", "-o", program], check=True)
-    return program
-
-
-def run_ours(program, shape, dtype, args):
+def run_ours(program, shape, dtype, sight, args):
     """Medians of one start of the program, a dict for each kernel."""
     rows, keys, dim = shape
-    numbers = map(str, (rows, keys, args.heads, dim, dtype, args.repeats, args.panels))
+    numbers = map(str, (rows, keys, args.heads, dim, dtype, args.repeats, args.panels, sight))
     command = [program, *numbers, *([args.kernel] if args.kernel else [])]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in output.splitlines()]
@@ -117,14 +81,18 @@ def measure(program, shape, dtype, args, progress):
     peer = Torch(shape, dtype, args.heads) if args.torch else None
     records, peers, peers_backward = defaultdict(list), [], []
     for _ in range(args.rounds):
-        for record in run_ours(program, shape, dtype, args):
-            records[record["kernel"]].append(record)
+        for sight in args.sight:
+            for record in run_ours(program, shape, dtype, sight, args):
+                records[record["kernel"], sight].append(record)
         if peer:
             peers.append(peer.gflops(args.repeats))
             peers_backward.append(peer.backward(args.repeats))
         progress.update()
-    for rounds in records.values():
+    for (kernel, _), rounds in records.items():
         record = dict(rounds[0], rounds=args.rounds)
+        for key in ("gflops", "backward"):
+            dense = records.get((kernel, "all"), rounds)
+            record[f"{key}_of_dense"] = statistics.median(b[key] / r[key] for b, r in zip(dense, rounds, strict=True))
         for key in ("gflops", "peak", "share", "pack", "finish", "backward", "times"):
             record[key] = statistics.median(r[key] for r in rounds)
         record["torch"] = statistics.median(peers) if peers else None
@@ -136,6 +104,9 @@ def measure(program, shape, dtype, args, progress):
 
 def line_of(record):
     shape = f"{record['rows']} x {record['keys']} x {record['dim']}"
+    if record["sight"] != "all":
+        ratios = f"{record['gflops_of_dense']:6.2f} of dense  {record['backward_of_dense']:6.2f} of dense"
+        return f"{shape:<19} {record['dtype']:<9} {record['kernel']:<11} {record['sight']:<8} a pair takes {ratios}"
     share = f"{record['share']:5.2f}" if record["peak"] else "    -"
     peer, back_peer = "       -      -", "       -      -"
     if record["torch"]:
@@ -171,6 +142,14 @@ def parse_arguments():
         default="private",
         help="where packed keys lie: as with one rank (default), or in shared memory as among several",
     )
+    parser.add_argument(
+        "--sight",
+        choices=("all", "causal", "keys", "bool", "bias"),
+        action="append",
+        help="what queries see: all keys (default); those before them; three of four, by a mask with one row; by a "
+        "bool mask with a row for each query; all with a float32 mask. Beside `all` the time for each pair that is "
+        "looked at is compared with it; torch's figures are always of `all`",
+    )
     parser.add_argument("--heads", type=int, default=2, help="default 2")
     parser.add_argument("--rounds", type=int, default=3, help="times the two sides alternate; default 3")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each side in a round; default 5")
@@ -183,7 +162,8 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    program = build(args.cc)
+    args.sight = args.sight or ["all"]
+    program = build("bench_kernel", args.cc)
     os.sched_setaffinity(0, {args.core})  # the program inherits it
     about = provenance("kernels", machine=processor(), cores=os.cpu_count(), pinned_to=args.core, threads=1)
     print("\n".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")

@@ -5,7 +5,7 @@ import os
 import threading
 from collections import Counter
 
-from . import _C, _hosts, _ranks
+from . import _C, _hosts, _ranks, _threads
 
 _lock = threading.RLock()
 _contexts = {}
@@ -106,9 +106,11 @@ def meet(config, error=None):
             "this process is a fork of one that has contexts, whose place among the ranks it cannot take; "
             "start processes that are ranks with spawn, or before the first context is made"
         )
+    threads = 1
     try:
         config = read_config(config)
         place = _ranks.place(config)
+        threads = _threads.count(place.local_world)
     except Exception as found:
         error = error or found
         place = _ranks.whole_job() if getattr(config, "mesh", None) is None else None
@@ -118,7 +120,7 @@ def meet(config, error=None):
         count = _counts[place.job, frozenset(place.members)]
         _counts[place.job, frozenset(place.members)] += 1
     with _hosts.meeting(place, place.key(count), config, error) as (key, root):
-        return _C.Context(config, rank=place.rank, world=place.world, key=key, error=error, root=root)
+        return _C.Context(config, rank=place.rank, world=place.world, key=key, error=error, root=root, threads=threads)
 
 
 def context_for(config):

@@ -32,6 +32,7 @@ class Place(NamedTuple):
     job: str
     is_spread: bool  # over several hosts, as far as one can know
     is_whole: bool  # all ranks of the job are members
+    local_world: int  # ranks of the job on this host, as far as one can know
 
     def key(self, count):
         """Name the meeting number `count` of these members."""
@@ -121,7 +122,15 @@ def region(job, ring, ulysses, mesh=None):
     else:
         members = _members(job.rank, ring, ulysses, *mesh)
     hosts = {m // job.local_world for m in members} if job.local_world else set(members)
-    return Place(members.index(job.rank), len(members), members, job.key, len(hosts) > 1, len(members) == job.world)
+    return Place(
+        rank=members.index(job.rank),
+        world=len(members),
+        members=members,
+        job=job.key,
+        is_spread=len(hosts) > 1,
+        is_whole=len(members) == job.world,
+        local_world=job.local_world or job.world,
+    )
 
 
 def _members(rank, ring, ulysses, names, ranks):

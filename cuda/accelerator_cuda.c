@@ -1,4 +1,5 @@
-/* What a rank offers is which GPU it has; rank 0 adds the id by which NCCL's ranks meet.
+/* What a rank offers is which GPU it has, and which communicator of the caller's it could
+ * be connected by; rank 0 adds the id by which NCCL's ranks meet where not all have one.
  * NCCL is opened once, by the first offer, and stays for the life of the process. */
 #include "accelerator_cuda.h"
 
@@ -16,6 +17,7 @@ struct offer {
     ncclUniqueId id; /* rank 0's */
     char gpu[16];    /* its UUID */
     char name[256];
+    char group[64]; /* "": none that fits */
     int32_t ordinal;
 };
 _Static_assert(sizeof(struct offer) <= CP_OFFER_BYTES, "an offer must fit");
@@ -49,7 +51,8 @@ static enum cp_code describe(int ordinal, struct offer *offer)
     return CP_OK;
 }
 
-static enum cp_code cuda_offer(int ordinal, int rank, struct cp_offer *out)
+static enum cp_code cuda_offer(int ordinal, int rank, int world,
+                               const struct cp_group *group, struct cp_offer *out)
 {
     const struct cp_nccl *library = NULL;
     struct offer offer;
@@ -58,6 +61,9 @@ static enum cp_code cuda_offer(int ordinal, int rank, struct cp_offer *out)
     CP_TRY(open_nccl(&library));
     if (rank == 0) {
         CP_TRY(cp_comm_nccl_id(library, &offer.id));
+    }
+    if (cp_nccl_parent_fits(library, group, rank, world, ordinal)) {
+        memcpy(offer.group, group->name, sizeof offer.group);
     }
     memcpy(out->bytes, &offer, sizeof offer);
     return CP_OK;
@@ -98,6 +104,20 @@ static enum cp_code check_offers(const struct cp_connect_args *args)
     return CP_OK;
 }
 
+/* Has every rank offered the same group? */
+static bool have_group(const struct cp_connect_args *args)
+{
+    const struct offer first = offer_of(args, 0);
+    for (int rank = 0; rank < args->watch->world; rank++) {
+        const struct offer own = offer_of(args, rank);
+        if (own.group[0] == '\0' ||
+            memcmp(own.group, first.group, sizeof own.group) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ---- the table ---- */
 
 static enum cp_code cuda_connect(const struct cp_connect_args *args,
@@ -108,6 +128,7 @@ static enum cp_code cuda_connect(const struct cp_connect_args *args,
     struct cp_comm_nccl_args with = {
         .watch = args->watch,
         .id = offer_of(args, 0).id,
+        .group = have_group(args) ? args->group : NULL,
         .device = args->ordinal,
         .timeout = args->timeout,
     };

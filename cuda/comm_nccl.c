@@ -77,6 +77,10 @@ static bool is_over(const void *arg)
         ncclResult_t result =
             self->nccl->comm_get_async_error(self->watcher->handle, &state);
         state = result == ncclSuccess ? state : result;
+    } else if (self->watcher->parent != NULL) {
+        state = ncclInProgress;
+    } else if (self->watcher->split != ncclSuccess) {
+        state = self->watcher->split;
     }
     unlock(self);
     *work->state = state;
@@ -306,17 +310,34 @@ enum cp_code cp_comm_nccl_id(const struct cp_nccl *nccl, ncclUniqueId *out)
                : cp_nccl_fail(nccl, NULL, result, 0, "make an id for NCCL");
 }
 
-static enum cp_code connect_ranks(struct comm_nccl *self,
-                                  const struct cp_comm_nccl_args *args)
+/* By the id. */
+static ncclResult_t begin_by_id(struct comm_nccl *self, ncclUniqueId id)
 {
     ncclConfig_t config = cp_nccl_config();
     ncclComm_t handle = NULL;
-    char what[96];
     lock(self);
     ncclResult_t state = self->nccl->comm_init_rank_config(
-        &handle, self->head.world, args->id, self->head.rank, &config);
+        &handle, self->head.world, id, self->head.rank, &config);
     self->watcher->handle = handle;
     unlock(self);
+    return state;
+}
+
+static ncclResult_t begin_by_group(struct comm_nccl *self, const struct cp_group *group)
+{
+    ncclConfig_t config = cp_nccl_child_config(group);
+    lock(self);
+    cp_nccl_watcher_split(self->watcher, group->communicator, &config);
+    unlock(self);
+    return ncclInProgress;
+}
+
+static enum cp_code connect_ranks(struct comm_nccl *self,
+                                  const struct cp_comm_nccl_args *args)
+{
+    char what[96];
+    ncclResult_t state = args->group != NULL ? begin_by_group(self, args->group)
+                                             : begin_by_id(self, args->id);
     if (state == ncclInProgress || state == ncclSuccess) {
         CP_TRY(wait_for_host(self, NULL, 0, connecting, &state));
     }

@@ -13,13 +13,15 @@
 
 #include "base/watch.h"
 #include "comm/comm.h"
-#include "nccl_dl.h"
+#include "nccl_parent.h"
 
 struct cp_comm_nccl_args {
-    const struct cp_nccl *nccl; /* borrowed; must outlive the process's communicators,
+    const struct cp_nccl *nccl;   /* borrowed; must outlive the process's communicators,
                                    parked ones included */
-    struct cp_watch *watch;     /* borrowed; must outlive the communicator */
-    ncclUniqueId id;            /* the same on all ranks */
+    struct cp_watch *watch;       /* borrowed; must outlive the communicator */
+    ncclUniqueId id;              /* the same on all ranks */
+    const struct cp_group *group; /* (optional) all ranks have it, and it fits
+                                     (nccl_parent.h): used in the place of the id */
     int device;     /* ordinal; all ranks have different GPUs, which the caller has
                        compared */
     double timeout; /* seconds: for the creation, for the host's part of a batch, and

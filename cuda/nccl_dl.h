@@ -62,6 +62,11 @@ typedef struct {
     X(get_unique_id, ncclGetUniqueId, (ncclUniqueId * id))                             \
     X(comm_init_rank_config, ncclCommInitRankConfig,                                   \
       (ncclComm_t * comm, int world, ncclUniqueId id, int rank, ncclConfig_t *config)) \
+    X(comm_split, ncclCommSplit,                                                       \
+      (ncclComm_t comm, int color, int key, ncclComm_t *child, ncclConfig_t *config))  \
+    X(comm_count, ncclCommCount, (ncclComm_t comm, int *count))                        \
+    X(comm_user_rank, ncclCommUserRank, (ncclComm_t comm, int *rank))                  \
+    X(comm_cu_device, ncclCommCuDevice, (ncclComm_t comm, int *device))                \
     X(comm_finalize, ncclCommFinalize, (ncclComm_t comm))                              \
     X(comm_destroy, ncclCommDestroy, (ncclComm_t comm))                                \
     X(comm_abort, ncclCommAbort, (ncclComm_t comm))                                    \

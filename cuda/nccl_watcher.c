@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/watch_report.h"
 #include "cuda_check.h"
+#include "nccl_parent.h"
 
 static const int64_t look_ns = 50000000;
 /* For sound work to end when the communicator closes. */
@@ -185,7 +186,21 @@ static void look_and_judge(struct cp_nccl_watcher *watcher)
     }
 }
 
-/* ---- freeing; the thread alone ---- */
+/* ---- what may block; the thread alone ---- */
+
+/* The mutex is held, and given up meanwhile. The caller may have gone when it is over:
+ * then the loop finds that there is something to free. */
+static void split(struct cp_nccl_watcher *watcher)
+{
+    ncclComm_t parent = watcher->parent, child = NULL;
+    unlock(watcher);
+    ncclResult_t result = cp_nccl_split(watcher->nccl, parent, watcher->rank,
+                                        &watcher->child_config, &child);
+    lock(watcher);
+    watcher->parent = NULL;
+    watcher->handle = child;
+    watcher->split = result;
+}
 
 /* The mutex is held, and given up meanwhile. */
 static void abort_all(struct cp_nccl_watcher *watcher)
@@ -275,6 +290,10 @@ static void *run(void *arg)
             abort_all(watcher);
             continue;
         }
+        if (watcher->parent != NULL) {
+            split(watcher);
+            continue;
+        }
         wait_for_work(watcher);
         if (!watcher->is_closing && !watcher->is_broken && watcher->handle != NULL) {
             look_and_judge(watcher);
@@ -351,6 +370,14 @@ enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl, struct cp_watch 
     }
     *out = watcher;
     return CP_OK;
+}
+
+void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
+                           const ncclConfig_t *config)
+{
+    watcher->parent = parent;
+    watcher->child_config = *config;
+    (void)pthread_cond_signal(&watcher->wake);
 }
 
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher)

@@ -4,13 +4,14 @@
  * While batches are outstanding it looks every 50 ms: poison, NCCL's asynchronous
  * errors, death of a peer, a batch that takes too long. Any of these poisons the context
  * first and then aborts NCCL's work, so that the user's synchronisation returns and his
- * next call raises. Aborts and the freeing at the end run here and nowhere else: where
- * NCCL does not return from them, the caller leaves the thread to itself.
+ * next call raises. Aborts, the freeing at the end and the split of another communicator
+ * run here and nowhere else: where NCCL does not return from them, the caller leaves the
+ * thread to itself.
  *
  * Who owns what. Constant after creation: `nccl`, `watch`, `rank`, `device`, `timeout`,
  * `owner_pid`. Everything else is guarded by `mutex`; a call of NCCL on `handle` is made
  * with the mutex held, except those that free it: who makes one has taken `handle` out,
- * so nobody else has it. `watch` is the caller's and may be gone after close: the thread
+ * so nobody else has it. What a split makes becomes `handle` when it is there. `watch` is the caller's and may be gone after close: the thread
  * does not touch it once `is_closing`. It never calls the watch's `interrupt` and
  * writes nothing with its recorder; both are the caller's. */
 #ifndef CP_CUDA_NCCL_WATCHER_H
@@ -39,6 +40,9 @@ struct cp_nccl_watcher {
     pthread_cond_t changed; /* from it: aborted, or ended */
     pthread_t thread;
     ncclComm_t handle; /* NULL: not created, or taken out by who frees it */
+    ncclComm_t parent; /* the thread is to split it, or is at it; NULL: neither */
+    ncclConfig_t child_config;
+    ncclResult_t split; /* how that ended */
     struct cp_nccl_batches *batches;
     uint64_t watched; /* number of the batch that the next two are about */
     int64_t begun_ns; /* when the device was seen to have come to it; 0: not yet */
@@ -55,6 +59,11 @@ CP_NODISCARD enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl,
                                                  struct cp_watch *watch, int device,
                                                  double timeout,
                                                  struct cp_nccl_watcher **out);
+
+/* Has it make the handle from another communicator; `parent` is NULL again when that has
+ * ended, by `split`. The mutex is held. */
+void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
+                           const ncclConfig_t *config);
 
 /* Tells it of a new batch. The mutex is held. */
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher);

@@ -13,16 +13,20 @@ endif
 MODE_plain := -O2 -g
 MODE_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 MODE_tsan := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -DTEST_UNDER_TSAN=1
+# As setup.py compiles; benchmarks link its library.
+MODE_release := -O3
 ifeq ($(MODE_$(MODE)),)
-$(error MODE is "$(MODE)"; allowed: plain, asan, tsan)
+$(error MODE is "$(MODE)"; allowed: plain, asan, tsan, release)
 endif
 # Seconds: what one test may take (test.h) and what one program may take.
 DEADLINE_plain := 60
 DEADLINE_asan := 180
 DEADLINE_tsan := 180
+DEADLINE_release := 60
 LIMIT_plain := 300
 LIMIT_asan := 600
 LIMIT_tsan := 600
+LIMIT_release := 300
 
 # gcc 12's ThreadSanitizer cannot start where the kernel spreads mappings widely
 # (vm.mmap_rnd_bits above 28); setarch -R turns that off for one program, where it is allowed to.

@@ -12,6 +12,7 @@
 
 #include "base/point.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "base/watch_report.h"
 
 /* A wake-up by futex costs about 50 us on a busy host: as long as it may take to be woken, it pays to look. */
@@ -20,15 +21,6 @@ static const int64_t spin_ns = 50000;
 static const int64_t sleep_ns = 20000000;
 /* A poison is written within microseconds; its writer may be stopped or killed in the middle of it. */
 static const int64_t writing_ns = 100000000;
-
-static void pause_a_moment(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
 
 /* Not the private kind: the word may lie in memory that several processes share. Every outcome (woken, timed out,
  * word changed, signal) means the same to the caller: look again. */
@@ -268,7 +260,7 @@ static enum cp_code look_and_sleep(struct cp_watch *watch, const struct cp_wait 
         }
         /* The looks that cost system calls wait until spinning is over. */
         if (watch->may_spin && now_ns - start_ns < spin_ns && now_ns < deadline.at_ns) {
-            pause_a_moment();
+            cp_thread_pause();
             continue;
         }
         code = look_for_deaths(watch, wait);

@@ -2,42 +2,27 @@
 #include "base/worker.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-static enum cp_code fail_system(int error)
-{
-    char reason[64];
-    return cp_fail(error == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME,
-                   "cannot start a thread: %s",
-                   strerror_r(error, reason, sizeof reason));
-}
-
-/* A new thread has the signal mask of the one that makes it. */
-static int create_without_signals(pthread_t *thread, void *(*run)(void *arg), void *arg)
-{
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, NULL, run, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
+#include "base/thread.h"
 
 enum cp_code cp_worker_start(struct cp_worker *worker, void *(*run)(void *arg),
                              void *arg)
 {
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0) {
-        return fail_system(errno);
+        char reason[64];
+        return cp_fail(errno == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME,
+                       "cannot start a thread: %s",
+                       strerror_r(errno, reason, sizeof reason));
     }
-    int error = create_without_signals(&worker->thread, run, arg);
-    if (error != 0) {
+    enum cp_code code = cp_thread_start(&worker->thread, run, arg);
+    if (code != CP_OK) {
         (void)close(worker->wake_fd);
-        return fail_system(error);
+        return code;
     }
     worker->owner_pid = getpid();
     return CP_OK;

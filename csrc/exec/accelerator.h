@@ -8,7 +8,7 @@
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 2, CP_OFFER_BYTES = 512 };
+enum { CP_ACCELERATOR_ABI = 3, CP_OFFER_BYTES = 512 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */
@@ -16,9 +16,19 @@ struct cp_offer {
     unsigned char bytes[CP_OFFER_BYTES];
 };
 
+/* A communicator that the caller's framework has among the same ranks, by which an
+ * accelerator may connect them. All zero: none. Borrowed until they are connected. */
+struct cp_group {
+    void *communicator;
+    const void *library; /* the function by which its library makes another from it */
+    char name[64];       /* on all ranks the same, and no other group's */
+    int32_t settings[3]; /* how it was made, as far as the accelerator wants to know */
+};
+
 struct cp_connect_args {
     int ordinal;                   /* of the own device */
     const struct cp_offer *offers; /* (world), borrowed for the call */
+    const struct cp_group *group;  /* the one that was offered */
     struct cp_watch *watch;        /* borrowed; must outlive the communicator */
     double timeout;                /* seconds */
 };
@@ -42,8 +52,9 @@ struct cp_accelerator {
     enum cp_code (*check)(int ordinal);
     /* Of what kind it is: 80 for sm_80. */
     enum cp_code (*generation)(int ordinal, int *out);
-    /* Of rank `rank`, with that device. Waits for nobody. */
-    enum cp_code (*offer)(int ordinal, int rank, struct cp_offer *out);
+    /* Of rank `rank` of `world`, with that device. Waits for nobody. */
+    enum cp_code (*offer)(int ordinal, int rank, int world,
+                          const struct cp_group *group, struct cp_offer *out);
     /* All ranks call it with the same offers. What they show to be wrong is the same error
      * on all ranks, and the context stays usable; what fails later breaks it. The device is
      * given back to `close`, after its communicator has been closed. */

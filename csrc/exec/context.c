@@ -22,6 +22,7 @@ struct cp_context {
     int rank, world;
     struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
+    struct cp_group group;                    /* to connect by */
     void (*close_parts)(
         void *parts); /* what a joined context stands on; NULL: the caller keeps it */
     void *parts;
@@ -66,8 +67,8 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context->gate = parts->gate;
     context->rank = comm->rank;
     context->world = comm->world;
-    context->sides[CP_ON_HOST] =
-        (struct cp_side){.device = parts->device, .kernels = parts->kernels};
+    context->sides[CP_ON_HOST] = (struct cp_side){
+        .device = parts->device, .kernels = parts->kernels, .threads = parts->threads};
     context->side = &context->sides[CP_ON_HOST];
     context->pid = getpid();
     atomic_flag_clear(&context->is_busy);
@@ -112,6 +113,16 @@ enum cp_code cp_context_use(struct cp_context *context,
     side->lender = *lender;
     side->package = package;
     return CP_OK;
+}
+
+bool cp_context_is_connected(const struct cp_context *context)
+{
+    return context->sides[CP_ON_ACCELERATOR].comm != NULL;
+}
+
+void cp_context_set_group(struct cp_context *context, const struct cp_group *group)
+{
+    context->group = *group;
 }
 
 void cp_context_destroy(struct cp_context **context)
@@ -256,8 +267,10 @@ static enum cp_code grow_room(struct cp_context *context, size_t bytes)
 static enum cp_code reserve(struct cp_context *context,
                             const struct cp_schedule *schedule)
 {
+    int threads = context->side->threads > 1 ? context->side->threads : 1;
     CP_TRY(grow_room(context, cp_run_room_bytes(schedule)));
-    return cp_side_reserve(context->side, (size_t)cp_run_workspace_bytes(schedule),
+    return cp_side_reserve(context->side,
+                           (size_t)cp_run_workspace_bytes(schedule, threads),
                            (size_t)schedule->window_bytes);
 }
 
@@ -370,6 +383,7 @@ static enum cp_code run_call(struct cp_context *context,
         .device = side->device,
         .kernel = context->call->kernel,
         .package = side->package,
+        .pool = side->pool,
         .scratch = side->workspace,
         .recorder = recorder_of(context),
         .stream = stream,
@@ -414,7 +428,8 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
     if (offers == NULL ||
-        context->accelerator->offer(ordinal, context->rank, &own) != CP_OK) {
+        context->accelerator->offer(ordinal, context->rank, context->world,
+                                    &context->group, &own) != CP_OK) {
         record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
@@ -443,6 +458,7 @@ static enum cp_code connect_devices(struct cp_context *context)
         struct cp_connect_args args = {
             .ordinal = side->ordinal,
             .offers = offers,
+            .group = &context->group,
             .watch = context->gate.watch,
             .timeout = context->config.timeout,
         };

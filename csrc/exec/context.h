@@ -45,6 +45,7 @@ struct cp_join_args {
     /* (optional) Where ranks of several hosts meet (control/meet_hosts.h). NULL: all are
      * on this one. Equal on all ranks. */
     const struct cp_root *root;
+    int threads;       /* that calls on the host may use, from 1 to CP_POOL_MOST */
     const char *isa;   /* value of CP_ATTN_ISA, or NULL */
     const char *trace; /* of CP_ATTN_TRACE: the file that gets this rank's spans */
     const char *debug; /* of CP_ATTN_DEBUG: seconds, see cp_watch.debug_s */
@@ -63,6 +64,7 @@ struct cp_context_parts {
     struct cp_comm *comm;
     struct cp_device *device;
     struct cp_kernel_list kernels;
+    int threads; /* that calls may use, the caller's with them; 0: one */
 };
 
 /* The same from parts that exist already, for ranks that are threads. `comm` is taken,
@@ -80,6 +82,12 @@ CP_NODISCARD enum cp_code cp_context_use(struct cp_context *context,
                                          const struct cp_accelerator *accelerator,
                                          int ordinal, const struct cp_lender *lender,
                                          const struct cp_package *package);
+
+/* Are the ranks' devices connected? */
+bool cp_context_is_connected(const struct cp_context *context);
+
+/* By what they may be connected, until they are; at first by nothing. As for use. */
+void cp_context_set_group(struct cp_context *context, const struct cp_group *group);
 
 /* Hands the context something to close after its communicator. */
 void cp_context_stand_on(struct cp_context *context, void *parts,

@@ -17,9 +17,9 @@ static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
 {
     switch ((enum cp_op)schedule->plan->signature.call.op) {
     case CP_OP_ATTENTION:
-        return schedule->plan->format.scratch_bytes;
+        return cp_round_up(schedule->plan->format.scratch_bytes, CP_PANEL_ALIGN);
     case CP_OP_ATTENTION_BACKWARD:
-        return schedule->plan->format.grad_scratch_bytes;
+        return cp_round_up(schedule->plan->format.grad_scratch_bytes, CP_PANEL_ALIGN);
     case CP_OP_NONE:
     case CP_OP_SHARD:
     case CP_OP_GATHER:
@@ -30,10 +30,10 @@ static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
     return 0;
 }
 
-int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule)
+int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule, int threads)
 {
     return cp_round_up(schedule->scratch_bytes, CP_PANEL_ALIGN) +
-           kernel_scratch_bytes(schedule);
+           kernel_scratch_bytes(schedule) * threads;
 }
 
 /* The first step of the lane at or behind `from`. */
@@ -118,6 +118,13 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     run->is_awaited = room;
     run->xfers = (struct cp_xfer *)((char *)room + awaited_bytes(schedule));
     memcpy(run->tensors, tensors, sizeof run->tensors);
+    run->spread = (struct cp_spread){
+        .pool = env->pool,
+        .device = env->device,
+        .kernel = env->kernel,
+        .format = &schedule->plan->format,
+        .scratch_bytes = kernel_scratch_bytes(schedule),
+    };
     for (int lane = 0; lane < CP_LANES; lane++) {
         bool is_own = lane != CP_LANE_COMPUTE && cp_device_is_async(env->device);
         run->stream[lane] =
@@ -261,7 +268,7 @@ static enum cp_code attend(const struct cp_run *run, const struct cp_step *step)
         .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
-    return run->env.kernel->attend(&args, run->stream[step->lane]);
+    return cp_spread_attend(&run->spread, &args, run->stream[step->lane]);
 }
 
 static enum cp_code finish(const struct cp_run *run, const struct cp_step *step)
@@ -271,7 +278,7 @@ static enum cp_code finish(const struct cp_run *run, const struct cp_step *step)
         .out = arg_of(run, step, CP_FINISH_OUT),
         .lse = arg_of(run, step, CP_FINISH_LSE),
     };
-    return run->env.kernel->finish(&args, run->stream[step->lane]);
+    return cp_spread_finish(&run->spread, &args, run->stream[step->lane]);
 }
 
 static enum cp_code delta(const struct cp_run *run, const struct cp_step *step)
@@ -282,7 +289,7 @@ static enum cp_code delta(const struct cp_run *run, const struct cp_step *step)
         .dlse = arg_of(run, step, CP_DELTA_DLSE),
         .delta = arg_of(run, step, CP_DELTA_DELTA),
     };
-    return run->env.kernel->delta(&args, run->stream[step->lane]);
+    return cp_spread_delta(&run->spread, &args, run->stream[step->lane]);
 }
 
 static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
@@ -305,7 +312,7 @@ static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
         .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
-    return run->env.kernel->grad(&args, run->stream[step->lane]);
+    return cp_spread_grad(&run->spread, &args, run->stream[step->lane]);
 }
 
 static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
@@ -315,18 +322,16 @@ static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
     bool is_key =
         run->schedule->buffers[step->arg[CP_ARG_DST].buffer].layout == CP_LAYOUT_K;
     struct cp_stream *stream = run->stream[step->lane];
-    return is_key ? run->env.kernel->pack_k(&dst, &src, stream)
-                  : run->env.kernel->pack_v(&dst, &src, stream);
+    return cp_spread_pack(&run->spread, is_key, &dst, &src, stream);
 }
 
 static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
 {
-    struct cp_device *device = run->env.device;
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
     struct cp_view src = arg_of(run, step, CP_ARG_SRC);
     struct cp_stream *stream = run->stream[step->lane];
-    return step->op == CP_STEP_COPY ? device->ops->copy(device, &dst, &src, stream)
-                                    : device->ops->add(device, &dst, &src, stream);
+    return step->op == CP_STEP_COPY ? cp_spread_copy(&run->spread, &dst, &src, stream)
+                                    : cp_spread_add(&run->spread, &dst, &src, stream);
 }
 
 static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
@@ -334,8 +339,8 @@ static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
     const struct cp_buffer *buffer =
         &run->schedule->buffers[step->arg[CP_ARG_DST].buffer];
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
-    return run->env.device->ops->zero(run->env.device, dst.data, (size_t)buffer->bytes,
-                                      run->stream[step->lane]);
+    return cp_spread_zero(&run->spread, dst.data, buffer->bytes,
+                          run->stream[step->lane]);
 }
 
 static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)

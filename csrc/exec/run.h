@@ -16,8 +16,7 @@
 
 #include "base/flight.h"
 #include "comm/comm.h"
-#include "device/device.h"
-#include "kernel/kernel.h"
+#include "exec/spread.h"
 #include "schedule/schedule.h"
 
 /* What a run works with; nothing in it is owned. */
@@ -26,9 +25,10 @@ struct cp_run_env {
     struct cp_device *device;
     const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
     const struct cp_package *package;   /* for the kernel, or NULL */
-    struct cp_stream *stream;           /* the caller's; NULL on the host */
-    char *
-        scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch */
+    struct cp_pool *pool;     /* of the host; NULL: the caller's thread alone */
+    struct cp_stream *stream; /* the caller's; NULL on the host */
+    char *scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch
+                    of each thread */
     struct cp_recorder *recorder; /* (optional) notes the steps */
     uint64_t seq;                 /* of the call: counters follow from it */
     const char *operation;        /* for messages */
@@ -36,6 +36,7 @@ struct cp_run_env {
 
 struct cp_run {
     struct cp_run_env env;
+    struct cp_spread spread;
     const struct cp_schedule *schedule; /* borrowed */
     struct cp_view tensors[CP_TENSORS]; /* the caller's, by role */
     int32_t cursor[CP_LANES]; /* index of the lane's next step; step_count: none left */
@@ -51,9 +52,9 @@ struct cp_run {
                               caller does; borrowed */
 };
 
-/* Bytes of workspace that a run of this schedule needs, the kernel's scratch included.
- */
-int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule);
+/* Bytes of workspace that a run of this schedule needs, the kernel's scratch for each of
+ * `threads` included. */
+int64_t cp_run_workspace_bytes(const struct cp_schedule *schedule, int threads);
 
 /* Bytes of the host's memory that it needs: no more for a shorter schedule. */
 size_t cp_run_room_bytes(const struct cp_schedule *schedule);

@@ -1,4 +1,4 @@
-/* The workspace of a side, its own or lent. */
+/* The workspace of a side, its own or lent, and its threads. */
 #include "exec/side.h"
 
 /* A framework may have another use for the memory at once, so the work of the last call on
@@ -39,6 +39,9 @@ static enum cp_code grow_workspace(struct cp_side *side, size_t bytes)
 enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
                              size_t window_bytes)
 {
+    if (side->threads > 1 && side->pool == NULL) {
+        CP_TRY(cp_pool_create(side->threads, &side->pool));
+    }
     if (workspace_bytes > side->workspace_bytes) {
         CP_TRY(grow_workspace(side, workspace_bytes));
     }
@@ -55,6 +58,7 @@ void cp_side_close(struct cp_side *side)
         side->comm->ops->close(&side->comm);
     }
     free_workspace(side);
+    cp_pool_destroy(&side->pool);
 }
 
 enum cp_code cp_side_enter(struct cp_side *side, int *before)

@@ -29,7 +29,7 @@ bool cp_kernel_cpu_has_avx2(void);   /* AVX2, FMA, F16C */
 bool cp_kernel_cpu_has_avx512(void); /* AVX-512 F, BW, VL, DQ, and the above */
 bool cp_kernel_cpu_has_avx512bf16(void);
 
-/* Their backward passes, for float32, bfloat16 and float16, and the scratch that these need. */
+/* Their backward passes, and the scratch that these need. */
 enum cp_code cp_kernel_avx2_delta(const struct cp_delta_args *args,
                                   struct cp_stream *stream);
 enum cp_code cp_kernel_avx2_grad(const struct cp_grad_args *args,
@@ -40,6 +40,11 @@ enum cp_code cp_kernel_avx512_delta(const struct cp_delta_args *args,
 enum cp_code cp_kernel_avx512_grad(const struct cp_grad_args *args,
                                    struct cp_stream *stream);
 int64_t cp_kernel_avx512_grad_bytes(int64_t head_dim, int64_t value_dim);
+enum cp_code cp_kernel_avx512bf16_delta(const struct cp_delta_args *args,
+                                        struct cp_stream *stream);
+enum cp_code cp_kernel_avx512bf16_grad(const struct cp_grad_args *args,
+                                       struct cp_stream *stream);
+int64_t cp_kernel_avx512bf16_grad_bytes(int64_t head_dim, int64_t value_dim);
 #endif
 
 /* Entries that other kernels may take over as they are: no packed panel is involved. */

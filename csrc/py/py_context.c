@@ -41,6 +41,7 @@ static enum cp_code join(ContextObject *self, const struct module_state *state,
         .root = root,
         .rank = self->rank,
         .world = self->world,
+        .threads = self->threads,
         .isa = getenv("CP_ATTN_ISA"),
         .trace = getenv("CP_ATTN_TRACE"),
         .debug = getenv("CP_ATTN_DEBUG"),
@@ -191,7 +192,8 @@ static int parse_root(PyObject *object, struct cp_root *root, bool *is_given)
 
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"config", "rank", "world", "key", "error", "root", NULL};
+    static char *keywords[] = {"config", "rank", "world",   "key",
+                               "error",  "root", "threads", NULL};
     const struct module_state *state = PyType_GetModuleState(type);
     PyObject *config = NULL;
     PyObject *error = Py_None;
@@ -199,10 +201,12 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     const char *key = NULL;
     int rank = 0;
     int world = 0;
+    int threads = 1;
     struct cp_root root;
     bool has_root = false;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$iisOO:Context", keywords,
-                                     &config, &rank, &world, &key, &error, &where) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$iisOOi:Context", keywords,
+                                     &config, &rank, &world, &key, &error, &where,
+                                     &threads) ||
         parse_root(where, &root, &has_root) < 0) {
         return NULL;
     }
@@ -223,6 +227,11 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                      rank, world, config);
         return NULL;
     }
+    if (threads < 1 || threads > CP_POOL_MOST) {
+        PyErr_Format(PyExc_ValueError, "threads=%d; allowed: 1 to %d", threads,
+                     CP_POOL_MOST);
+        return NULL;
+    }
     ContextObject *self = (ContextObject *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -230,6 +239,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->config = Py_NewRef(config);
     self->rank = rank;
     self->world = world;
+    self->threads = threads;
     if (context_join(self, state, key, has_root ? &root : NULL,
                      has_error ? error : NULL) < 0) {
         Py_DECREF(self);
@@ -452,12 +462,19 @@ static PyObject *context_get_config(ContextObject *self, void *Py_UNUSED(closure
     return Py_NewRef(self->config);
 }
 
+static PyObject *context_get_threads(ContextObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(self->threads);
+}
+
 static PyObject *context_get_closed(ContextObject *self, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(self->core == NULL);
 }
 
 static PyGetSetDef context_getset[] = {
+    {"threads", (getter)context_get_threads, NULL,
+     "Threads that calls on the host compute with, the caller's with them.", NULL},
     {"rank", (getter)context_get_rank, NULL,
      "This rank's number in the region: ring_rank * U + ulysses_rank.", NULL},
     {"world_size", (getter)context_get_world_size, NULL, "Ranks in the region, R * U.",
@@ -500,7 +517,7 @@ static PyMethodDef context_methods[] = {
 
 PyDoc_STRVAR(
     context_doc,
-    "Context(config, *, rank, world, key, error=None, root=None)\n"
+    "Context(config, *, rank, world, key, error=None, root=None, threads=1)\n"
     "--\n\n"
     "One rank's end of a group of ranks that compute together; made by\n"
     "cp_attn.init(config).\n\n"
@@ -519,7 +536,10 @@ PyDoc_STRVAR(
     "root : tuple or None\n"
     "    Where ranks of several hosts meet: rank 0's host as a number, its port as a\n"
     "    text, and on rank 0 the descriptor of a socket that listens there, else -1.\n"
-    "    None: all ranks are on this host.\n\n"
+    "    None: all ranks are on this host.\n"
+    "threads : int\n"
+    "    What calls on the host compute with, the caller's thread with them; each\n"
+    "    rank has its own number.\n\n"
     "Raises\n"
     "------\n"
     "CommTimeout\n"

@@ -11,6 +11,7 @@ typedef struct {
     PyThreadState *thread; /* of the call that is in the core without the GIL */
     uint64_t begun;        /* calls that have come to the gate */
     int rank, world;
+    int threads;
 } ContextObject;
 
 PyTypeObject *context_type_create(PyObject *self);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "py_group.h"
 #include "py_torch.h"
 
 /* "q is on cuda:0, but " and why that does not do: the sentence of `code`. */
@@ -120,7 +121,7 @@ int device_use(struct module_state *state, ContextObject *context,
         return py_check(state, fail_place(tensor, name, code));
     }
     record->call.place = CP_ON_ACCELERATOR;
-    return 0;
+    return group_offer(context, tensor->device_id);
 }
 
 /* Of a torch without an exchange table, which hands its memory out as if nothing ran there. */

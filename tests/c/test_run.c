@@ -85,7 +85,7 @@ static void part_open(struct part *part, struct world *w, const struct scene *sc
     CHECK_EQ_I64(cp_plan_create(records, w->size, format, &part->plan), CP_OK);
     CHECK_EQ_I64(cp_schedule_create(part->plan, rank, transport, &part->schedule),
                  CP_OK);
-    size_t bytes = (size_t)cp_run_workspace_bytes(part->schedule);
+    size_t bytes = (size_t)cp_run_workspace_bytes(part->schedule, 1);
     CHECK_EQ_I64(cp_mem_create(bytes, "a test", &part->workspace), CP_OK);
     memset(part->workspace, 0xff, bytes); /* nothing may count on zeros */
     CHECK_EQ_I64(

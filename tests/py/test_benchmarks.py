@@ -9,14 +9,54 @@ from pathlib import Path
 import pytest
 from launch import clean_environ
 
+from benchmarks import counted
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("program", sorted(p.name for p in (ROOT / "benchmarks").glob("*.c")))
 def test_programs_fit_the_core(program):
-    command = f"{os.environ.get('CC', 'cc')} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -Icsrc".split()
+    flags = "-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -Icsrc -Icuda".split()
+    command = [os.environ.get("CC", "cc"), *flags]
     done = subprocess.run([*command, f"benchmarks/{program}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_kernels(tmp_path):
+    """Every kernel of this machine, beside torch."""
+    rows = tmp_path / "rows.json"
+    options = ["--shape", "64x256x64", "--dtype", "float32", "--rounds", "1", "--repeats", "1", "--json", str(rows)]
+    command = [sys.executable, "-m", "benchmarks.kernels", *options]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert taken[0]["kernel"] == "generic"
+    assert all(row["gflops"] > 0 and row["backward"] > 0 and row["ratio"] > 0 and row["command"] for row in taken)
+
+
+def test_ranks(tmp_path):
+    """Every ratio, forward and backward."""
+    rows = tmp_path / "rows.json"
+    options = "--tokens 360 --heads 2 --dim 16 --rounds 1 --repeats 1 --json".split()
+    command = [sys.executable, "-m", "benchmarks.ranks", *options, str(rows)]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["mark"] for row in taken} == {"", "C7", "C8", "C9", "C10"}
+    assert {row["op"] for row in taken} == {"attention", "attention_backward"}
+    assert all(row["share"] > 0 and row["command"] for row in taken)
+
+
+def test_counted_notices_more_and_less():
+    """Two per cent either way, and any allocation; `.ci/run` makes the counts."""
+    before = {"instructions": 1000.0, "reads": 200.0, "allocations": 0}
+    assert not list(counted.differences("x", {"instructions": 1019.0, "reads": 197.0, "allocations": 0}, before))
+    moved = list(counted.differences("x", {"instructions": 1021.0, "reads": 195.0, "allocations": 1}, before))
+    assert moved == [
+        "x: 1,021 instructions, recorded 1,000 (+2.1%)",
+        "x: 195 reads, recorded 200 (-2.5%)",
+        "x: 1 allocations, recorded 0 (new)",
+    ]
 
 
 def test_gate(tmp_path):

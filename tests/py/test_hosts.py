@@ -164,7 +164,7 @@ def test_with_torchrun(hosts):
 
 
 def place(rank=0, is_spread=True, is_whole=True):
-    return _ranks.Place(rank, WORLD, tuple(range(WORLD)), "job", is_spread, is_whole)
+    return _ranks.Place(rank, WORLD, tuple(range(WORLD)), "job", is_spread, is_whole, 1)
 
 
 class Store(dict):

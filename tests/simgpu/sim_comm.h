@@ -59,6 +59,9 @@ struct ncclComm {
     struct group *deferred; /* posted by ncclGroupEnd, not yet given to its stream */
     cudaStream_t deferred_stream;
     int deferred_polls;
+    int splits;               /* begun */
+    struct ncclComm *child;   /* that a split makes; NULL: none */
+    struct ncclComm **handle; /* where it goes */
     struct ncclComm *next;
 };
 

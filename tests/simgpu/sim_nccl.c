@@ -18,6 +18,7 @@ struct entry {
 static struct hub *hubs;
 static struct ncclComm *comms; /* the dead ones too, until simgpu_reset */
 static uint64_t id_count, draws;
+static int split_count, split_settings[3];
 static int version = 23203;
 static int64_t fail_call_count = -1;
 static ncclResult_t fail_call_result;
@@ -120,6 +121,14 @@ static ncclResult_t comm_poll(struct ncclComm *comm)
         }
         comm->state = COMM_READY;
     }
+    if (comm->child && !comm->is_aborted) {
+        if (comm_poll(comm->child) == ncclInProgress) {
+            return ncclInProgress;
+        }
+        *comm->handle = comm->child;
+        comm->child = NULL;
+        split_count += 1;
+    }
     if (comm->deferred && !comm->is_aborted) {
         comm->deferred_polls -= 1;
         if (comm->deferred_polls > 0) {
@@ -147,7 +156,7 @@ static ncclResult_t comm_check(struct ncclComm *comm, const char *what)
 {
     sim_lock();
     bool is_creating = comm->state == COMM_CREATING;
-    bool is_busy = is_creating || comm->deferred;
+    bool is_busy = is_creating || comm->deferred || comm->child;
     bool is_final = comm->state >= COMM_FINALIZING;
     ncclResult_t result = is_busy ? ncclInvalidArgument : comm_poll(comm);
     sim_unlock();
@@ -221,10 +230,10 @@ static void hub_make(struct hub *hub)
     sim_wake(&hub->changed);
 }
 
-static ncclResult_t create(ncclComm_t *out, int world, const ncclUniqueId *id, int rank,
-                           bool is_blocking)
+/* The rank's end of a communicator; its ranks have not met yet. */
+static ncclResult_t come(struct ncclComm **out, int world, const ncclUniqueId *id,
+                         int rank, bool is_blocking, const char *what)
 {
-    const char *what = "ncclCommInitRank";
     ncclResult_t result = injected(what);
     if (result != ncclSuccess) {
         return result;
@@ -252,18 +261,34 @@ static ncclResult_t create(ncclComm_t *out, int world, const ncclUniqueId *id, i
     if (hub->come == world) {
         hub_make(hub);
     }
+    sim_unlock();
+    *out = comm;
+    return ncclSuccess;
+}
+
+static ncclResult_t create(ncclComm_t *out, int world, const ncclUniqueId *id, int rank,
+                           bool is_blocking)
+{
+    const char *what = "ncclCommInitRank";
+    struct ncclComm *comm = NULL;
+    ncclResult_t result = come(&comm, world, id, rank, is_blocking, what);
+    if (result != ncclSuccess) {
+        return result;
+    }
+    struct hub *hub = comm->hub;
+    sim_lock();
     int64_t end = sim_now_ns() + (int64_t)(sim_settings.patience * 1e9);
     result = comm_poll(comm);
     while (is_blocking && result == ncclInProgress && sim_now_ns() < end) {
         (void)sim_wait_until(&hub->changed, sim_now_ns() + 1000000);
         result = comm_poll(comm);
     }
-    int come = hub->come;
+    int arrived = hub->come;
     sim_unlock();
     *out = comm;
     if (is_blocking && result == ncclInProgress) {
         sim_violate("%s of rank %d waited %.1f s; %d of %d ranks have come", what, rank,
-                    sim_settings.patience, come, world);
+                    sim_settings.patience, arrived, world);
     }
     return is_blocking && result != ncclSuccess
                ? fail(result, "%s: %.300s", what, comm->text)
@@ -319,6 +344,9 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device)
 /* Locked. */
 static void comm_bury(struct ncclComm *comm)
 {
+    if (comm->child) {
+        comm_bury(comm->child);
+    }
     comm->magic = SIM_GONE;
     free(comm->deferred);
     comm->deferred = NULL;
@@ -401,6 +429,86 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     comm_bury(comm);
     sim_unlock();
     return result;
+}
+
+/* Locked, and again on return; false: an abort of the parent has ended it. */
+static bool wait_for_child(struct ncclComm *parent, struct ncclComm *child)
+{
+    while (!parent->is_aborted && comm_poll(child) == ncclInProgress) {
+        (void)sim_wait_until(&child->hub->changed, sim_now_ns() + 1000000);
+    }
+    return !parent->is_aborted;
+}
+
+/* Unlocked. The child of a blocking parent, once it is made. */
+static ncclResult_t take_child(struct ncclComm *parent, struct ncclComm *child,
+                               ncclComm_t *out)
+{
+    sim_lock();
+    ncclResult_t result = ncclInternalError;
+    if (wait_for_child(parent, child)) {
+        result = child->hub->result;
+        *out = child;
+        split_count += 1;
+    } else {
+        comm_bury(child);
+    }
+    sim_unlock();
+    return result;
+}
+
+/* Unlocked. */
+static ncclResult_t give_child(struct ncclComm *parent, struct ncclComm *child,
+                               ncclComm_t *out)
+{
+    sim_lock();
+    parent->child = child;
+    parent->handle = out;
+    sim_unlock();
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
+                           ncclConfig_t *config)
+{
+    const char *what = "ncclCommSplit";
+    ncclUniqueId id;
+    struct ncclComm *child = NULL;
+    ncclResult_t result = comm_enter(comm, what);
+    if (result != ncclSuccess) {
+        return result;
+    }
+    result = comm_check(comm, what);
+    comm_leave(comm);
+    if (result == ncclSuccess && (color != 0 || key != comm->rank)) {
+        result = fail(ncclInvalidArgument, "%s: only of all ranks as they are", what);
+    }
+    if (result != ncclSuccess) {
+        return result;
+    }
+    sim_lock();
+    bool is_outstanding = comm->ended < comm->posted;
+    memset(&id, 0, sizeof id);
+    /* The same on all ranks, by the order of their calls. */
+    (void)snprintf(id.internal, sizeof id.internal, "simnccl %d%03d split",
+                   comm->hub->number, ++comm->splits);
+    if (config) {
+        split_settings[0] = config->cgaClusterSize;
+        split_settings[1] = config->minCTAs;
+        split_settings[2] = config->maxCTAs;
+    }
+    sim_unlock();
+    if (is_outstanding) {
+        sim_violate("%s of rank %d with groups outstanding", what, comm->rank);
+    }
+    *out = NULL;
+    bool is_blocking = config ? config->blocking != 0 : comm->is_blocking;
+    result = come(&child, comm->hub->world, &id, comm->rank, is_blocking, what);
+    if (result != ncclSuccess) {
+        return result;
+    }
+    return comm->is_blocking ? take_child(comm, child, out)
+                             : give_child(comm, child, out);
 }
 
 ncclResult_t ncclGroupStart(void)
@@ -640,6 +748,21 @@ void simnccl_fail_call_after(int64_t count, ncclResult_t result)
     sim_unlock();
 }
 
+int simnccl_splits(void)
+{
+    sim_lock();
+    int count = split_count;
+    sim_unlock();
+    return count;
+}
+
+void simnccl_split_settings(int settings[3])
+{
+    sim_lock();
+    memcpy(settings, split_settings, sizeof split_settings);
+    sim_unlock();
+}
+
 int sim_nccl_count(void)
 {
     int count = 0;
@@ -657,6 +780,7 @@ void sim_nccl_reset(void)
     simnccl_set_order(SIMNCCL_AS_GIVEN);
     sim_lock();
     fail_call_count = -1;
+    split_count = 0;
     version = 23203;
     for (struct ncclComm **at = &comms; *at;) {
         struct ncclComm *comm = *at;

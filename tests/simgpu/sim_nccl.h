@@ -15,13 +15,17 @@
  *    passed; ncclCommGetAsyncError tells. After half of its groups ncclGroupEnd returns
  *    ncclInProgress: the group is given to the stream by a later ncclCommGetAsyncError,
  *    as NCCL's own thread would, and until then every other call is refused.
+ *  - ncclCommSplit makes a communicator of all ranks of another, which it then has nothing
+ *    to do with. A blocking parent's waits for all ranks, for ever if they do not come; a
+ *    non-blocking one's is made once the parent's ncclCommGetAsyncError says so, and until
+ *    then there is no handle. An abort of the parent ends either.
  *  - ncclCommAbort ends what is being moved and may come from any thread, as may
  *    ncclCommGetAsyncError; ncclCommDestroy waits for all groups. The handle is dead
  *    after either.
  *  - Two ranks on one device: ncclInvalidUsage for all.
  *
  * Violations (simgpu.h): sizes that differ, a group left open by a thread that ends or
- * waits for the device, one communicator used by two threads at once, a dead handle
+ * waits for the device, a split with groups outstanding on the parent, one communicator used by two threads at once, a dead handle
  * used, memory that is not the device's, and ranks that wait for each other in a circle,
  * over one communicator or several, with what each waits for; all ranks' async error is
  * then ncclInternalError. A rank that never posts is no violation: its peers wait until
@@ -42,9 +46,6 @@ CP_NCCL_TEXTS(SIM_NCCL_TEXT)
 #undef SIM_NCCL_CALL
 #undef SIM_NCCL_TEXT
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int world, ncclUniqueId id, int rank);
-ncclResult_t ncclCommCount(ncclComm_t comm, int *count);
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device);
 
 /* All of them as cuda/ takes them. */
 const struct cp_nccl *simnccl_table(void);
@@ -58,6 +59,11 @@ enum simnccl_order {
                          through the order of streams are not found then */
 };
 void simnccl_set_order(enum simnccl_order order);
+
+/* How many communicators ranks have got by ncclCommSplit since the start or simgpu_reset. */
+int simnccl_splits(void);
+/* What the last of these was asked for: cgaClusterSize, minCTAs, maxCTAs. */
+void simnccl_split_settings(int settings[3]);
 
 /* What simnccl_version says: 2.32.3 at first. */
 void simnccl_set_version(int version);

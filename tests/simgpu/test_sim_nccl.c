@@ -688,3 +688,65 @@ TEST(memory_of_the_host_is_no_buffer)
     rank_end(&rank);
     world_end(&world);
 }
+
+/* ---- splitting ---- */
+
+static void split_early(int self, void *arg)
+{
+    struct rank rank;
+    ncclComm_t child = NULL;
+    OK(rank_begin(&rank, self, arg));
+    if (self == 0) { /* nobody has met this message yet */
+        OK(send(&rank, 1, 8, rank.a));
+    }
+    OK(ncclCommSplit(rank.comm, 0, self, &child, NULL));
+    if (self == 1) {
+        OK(receive(&rank, 0, 8, rank.a));
+    }
+    OK(cudaStreamSynchronize(rank.a));
+    OK(ncclCommDestroy(child));
+    rank_end(&rank);
+}
+
+TEST(a_split_with_groups_outstanding_is_found)
+{
+    struct world world;
+    world_begin(&world, 2);
+    simgpu_keep_violations(true);
+    world.is_blocking = true;
+    ranks_as_threads(2, split_early, &world);
+    expect_violation("ncclCommSplit of rank 0 with groups outstanding");
+    CHECK_EQ_I64(simgpu_violations(), 1);
+    world_end(&world);
+}
+
+static void split_softly(int self, void *arg)
+{
+    struct rank rank;
+    ncclComm_t child = NULL;
+    int own = -1;
+    OK(rank_begin(&rank, self, arg));
+    CHECK_EQ_I64(ncclCommSplit(rank.comm, 0, self, &child, NULL), ncclInProgress);
+    CHECK(child == NULL);
+    CHECK_EQ_I64(send(&rank, 1 - self, 8, rank.a), ncclInvalidArgument); /* at it */
+    OK(settle(rank.comm));
+    OK(ncclCommUserRank(child, &own));
+    CHECK_EQ_I64(own, self);
+    OK(ncclCommDestroy(rank.comm));
+    rank.comm = child; /* alive */
+    OK(settle(rank.comm));
+    OK(ncclGroupStart());
+    OK(send(&rank, 1 - self, 8, rank.a));
+    OK(receive(&rank, 1 - self, 8, rank.a));
+    CHECK_EQ_I64(group_end(rank.comm), ncclSuccess);
+    OK(cudaStreamSynchronize(rank.a));
+    rank_end(&rank);
+}
+
+TEST(the_child_of_one_that_does_not_block_comes_later)
+{
+    struct world world;
+    world_begin(&world, 2);
+    ranks_as_threads(2, split_softly, &world);
+    world_end(&world);
+}

@@ -17,7 +17,7 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
                        cp_dtype_name(dtype));
     }
     return describe_format(CP_FORMAT_AVX512BF16, dtype, head_dim, value_dim,
-                           cp_kernel_avx512_grad_bytes, out);
+                           cp_kernel_avx512bf16_grad_bytes, out);
 }
 
 const struct cp_kernel_ops cp_kernel_avx512bf16_ops = {
@@ -29,6 +29,6 @@ const struct cp_kernel_ops cp_kernel_avx512bf16_ops = {
     .pack_v = pack_v,
     .attend = attend,
     .finish = finish,
-    .delta = cp_kernel_avx512_delta,
-    .grad = cp_kernel_avx512_grad,
+    .delta = cp_kernel_avx512bf16_delta,
+    .grad = cp_kernel_avx512bf16_grad,
 };

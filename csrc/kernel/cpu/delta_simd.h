@@ -8,16 +8,14 @@
 #include "kernel/cpu/panel_simd.h"
 #include "kernel/kernel.h"
 
-/* GROUP dims of up to GROUP rows, one row a lane; what is not there is 0. */
+/* GROUP words of up to GROUP rows, one row a lane; what is not there is 0. */
 CP_INLINE void load_lanes(const struct cp_view *view, const char *from, int64_t rows,
                           int64_t d, __m256 lanes[GROUP])
 {
     for (int64_t i = 0; i < GROUP; i++) {
-        lanes[i] = i < rows
-                       ? lanes8_load(view->dtype,
-                                     from + i * view->stride[1] + d * view->stride[3],
-                                     view->stride[3], view->n[3] - d)
-                       : _mm256_setzero_ps();
+        lanes[i] = i < rows ? load_words(view->dtype, from + i * view->stride[1],
+                                         view->stride[3], d * WORD, view->n[3])
+                            : _mm256_setzero_ps();
     }
     lanes8_transpose(lanes);
 }
@@ -25,17 +23,17 @@ CP_INLINE void load_lanes(const struct cp_view *view, const char *from, int64_t 
 static __m256 delta_lanes(const struct cp_delta_args *args, const char *out,
                           const char *dout, int64_t rows)
 {
-    int64_t dims = args->out.n[3];
+    int64_t words = (args->out.n[3] + WORD - 1) / WORD;
     __m256 sum = _mm256_setzero_ps();
-    for (int64_t first = 0; first < dims; first += CHUNK) {
+    for (int64_t first = 0; first < words; first += CHUNK) {
         __m256 part = _mm256_setzero_ps();
-        int64_t end = dims - first < CHUNK ? dims : first + CHUNK;
+        int64_t end = words - first < CHUNK ? words : first + CHUNK;
         for (int64_t d = first; d < end; d += GROUP) {
             __m256 x[GROUP], y[GROUP];
             load_lanes(&args->out, out, rows, d, x);
             load_lanes(&args->dout, dout, rows, d, y);
             for (int64_t i = 0; i < GROUP; i++) {
-                part = _mm256_fmadd_ps(x[i], y[i], part);
+                part = dot_words(part, x[i], y[i]);
             }
         }
         sum = first > 0 ? _mm256_add_ps(part, sum) : part;

@@ -1,5 +1,4 @@
-/* The backward kernel with AVX-512. "avx512bf16" uses it too: halves are exact in float32, and the scores of its own
- * forward pass differ in their last bits alone, far below the roundings of bfloat16. */
+/* The backward kernel with AVX-512. */
 #include "kernel/cpu/delta_simd.h"
 #include "kernel/cpu/grad_simd.h"
 #include "kernel/kernel_cpu.h"

@@ -108,6 +108,16 @@ CP_INLINE __m256 lanes8_load(enum cp_dtype dtype, const char *from, int64_t stri
                                       : lanes8_from_f16(halves);
 }
 
+/* Eight half-width elements as they are. Those from `count` on are 0. */
+CP_INLINE __m128i lanes8_load_halves(const char *from, int64_t stride, int64_t count)
+{
+    char few[8 * 2];
+    if (stride != 2 || count < 8) {
+        from = lanes8_collect(few, 8, from, stride, 2, count < 8 ? count : 8);
+    }
+    return _mm_loadu_si128((const __m128i *)(const void *)from);
+}
+
 /* Sixteen half-width elements as they are: eight words. Those from `count` on are 0. */
 CP_INLINE __m256 lanes8_load_pairs(const char *from, int64_t stride, int64_t count)
 {

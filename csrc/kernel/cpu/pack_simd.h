@@ -58,31 +58,6 @@ static enum cp_code pack_k(const struct cp_view *dst, const struct cp_view *src,
     return CP_OK;
 }
 
-/* WORD keys from `key` on, eight dims from `dim` on; keys past the last are 0. */
-CP_INLINE __m256 load_values(const struct cp_view *src, const char *from, int64_t key,
-                             int64_t dim)
-{
-    int64_t dims = src->n[3] - dim, stride = src->stride[3];
-    const char *first = from + key * src->stride[1] + dim * stride;
-    if (key >= src->n[1]) {
-        return _mm256_setzero_ps();
-    }
-    if (WORD == 1) {
-        return lanes8_load(src->dtype, first, stride, dims);
-    }
-    __m128i even = _mm256_castsi256_si128(
-        _mm256_castps_si256(lanes8_load_pairs(first, stride, dims < 8 ? dims : 8)));
-    __m128i odd = _mm_setzero_si128();
-    if (key + 1 < src->n[1]) {
-        first += src->stride[1];
-        odd = _mm256_castsi256_si128(
-            _mm256_castps_si256(lanes8_load_pairs(first, stride, dims < 8 ? dims : 8)));
-    }
-    __m256i words = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
-    return _mm256_castsi256_ps(
-        _mm256_inserti128_si256(words, _mm_unpackhi_epi16(even, odd), 1));
-}
-
 static enum cp_code pack_v(const struct cp_view *dst, const struct cp_view *src,
                            struct cp_stream *stream)
 {
@@ -95,15 +70,7 @@ static enum cp_code pack_v(const struct cp_view *dst, const struct cp_view *src,
                 (float *)(void *)(dst->data + b * dst->stride[0] + h * dst->stride[2]);
             for (int64_t key = 0; key < src->n[1];
                  key += V_KEYS, to += layout.v_group) {
-                for (int64_t i = 0; i < GROUP; i++) {
-                    const char *ahead =
-                        from + (key + i * WORD + AHEAD) * src->stride[1];
-                    for (int64_t d = 0; d < layout.values; d += GROUP) {
-                        lanes8_prefetch(ahead + d * src->stride[3]);
-                        _mm256_storeu_ps(to + (d + i) * GROUP,
-                                         load_values(src, from, key + i * WORD, d));
-                    }
-                }
+                pack_v_group(to, layout.values, src, from, key);
                 memset(to + layout.v_group - V_PAD, 0, V_PAD * sizeof(float));
             }
         }

@@ -53,4 +53,49 @@ static inline void pack_k_group(float *to, int64_t depth, const struct cp_view *
     }
 }
 
+/* WORD rows from `key` on as words, eight dims from `dim` on; rows past the last are 0. `from` points to row 0. */
+CP_INLINE __m256 load_values(const struct cp_view *src, const char *from, int64_t key,
+                             int64_t dim)
+{
+    int64_t dims = src->n[3] - dim, stride = src->stride[3];
+    const char *first = from + key * src->stride[1] + dim * stride;
+    if (key >= src->n[1]) {
+        return _mm256_setzero_ps();
+    }
+    if (WORD == 1) {
+        return lanes8_load(src->dtype, first, stride, dims);
+    }
+    __m128i even = lanes8_load_halves(first, stride, dims), odd = _mm_setzero_si128();
+    if (key + 1 < src->n[1]) {
+        odd = lanes8_load_halves(first + src->stride[1], stride, dims);
+    }
+    __m256i words = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
+    return _mm256_castsi256_ps(
+        _mm256_inserti128_si256(words, _mm_unpackhi_epi16(even, odd), 1));
+}
+
+/* V_KEYS rows from `key` on, `values` dims. `from` points to row 0. */
+static inline void pack_v_group(float *to, int64_t values, const struct cp_view *src,
+                                const char *from, int64_t key)
+{
+    for (int64_t i = 0; i < GROUP; i++) {
+        const char *ahead = from + (key + i * WORD + AHEAD) * src->stride[1];
+        for (int64_t d = 0; d < values; d += GROUP) {
+            lanes8_prefetch(ahead + d * src->stride[3]);
+            _mm256_storeu_ps(to + (d + i) * GROUP,
+                             load_values(src, from, key + i * WORD, d));
+        }
+    }
+}
+
+/* sum + the products of the elements of eight words: as vec_dot, lane by lane. */
+CP_INLINE __m256 dot_words(__m256 sum, __m256 a, __m256 b)
+{
+#if WORD == 1
+    return _mm256_fmadd_ps(a, b, sum);
+#else
+    return _mm256_dpbf16_ps(sum, (__m256bh)a, (__m256bh)b);
+#endif
+}
+
 #endif

@@ -90,30 +90,58 @@ CP_INLINE __m256 load_bias(enum cp_dtype dtype, const char *from, int64_t stride
                : cells;
 }
 
-/* Multiplies scores by their factor and adds the mask: `keys` keys from `key` of the stretch on, `rows` rows from `row`
- * on. */
-static void add_mask(const struct scorer *scorer, const struct stretch *s, int64_t row,
-                     int64_t rows, int64_t key, int64_t keys)
+/* What the mask adds to the scores of `keys` keys from `key` of the stretch on, GROUP at most, for `rows` rows from `row`
+ * on: [GROUP][QUERIES]. */
+CP_INLINE void load_biases(const struct scorer *scorer, const struct stretch *s,
+                           int64_t row, int64_t rows, int64_t key, int64_t keys,
+                           float *to)
 {
     enum cp_dtype dtype = scorer->mask->dtype;
-    const __m256 factor = _mm256_set1_ps(scorer->scaling.factor);
     for (int64_t first = 0; first < rows; first += GROUP) {
-        for (int64_t k = 0; k < keys; k += GROUP) {
-            __m256 bias[GROUP];
-            for (int64_t i = 0; i < GROUP; i++) {
-                /* Lanes past the last row repeat it: there is nothing to read behind. */
-                int64_t mask_row = row + (first + i < rows ? first + i : rows - 1);
-                const char *from =
-                    s->mask + mask_row * s->row_stride + (key + k) * s->key_stride;
-                bias[i] = load_bias(dtype, from, s->key_stride, keys - k);
-            }
-            lanes8_transpose(bias);
-            for (int64_t i = 0; i < GROUP && k + i < keys; i++) {
-                float *cell = scorer->tile + (k + i) * QUERIES + first;
-                _mm256_storeu_ps(
-                    cell, _mm256_fmadd_ps(_mm256_loadu_ps(cell), factor, bias[i]));
-            }
+        __m256 bias[GROUP];
+        for (int64_t i = 0; i < GROUP; i++) {
+            /* Lanes past the last row repeat it: there is nothing to read behind. */
+            int64_t mask_row = row + (first + i < rows ? first + i : rows - 1);
+            const char *from = s->mask + mask_row * s->row_stride + key * s->key_stride;
+            lanes8_prefetch(from + TILE_KEYS * s->key_stride);
+            bias[i] = load_bias(dtype, from, s->key_stride, keys);
         }
+        lanes8_transpose(bias);
+        for (int64_t i = 0; i < GROUP; i++) {
+            _mm256_storeu_ps(to + i * QUERIES + first, bias[i]);
+        }
+    }
+}
+
+/* The same where the mask has one row for all queries. */
+CP_INLINE void load_biases_of_keys(const struct scorer *scorer, const struct stretch *s,
+                                   int64_t key, int64_t keys, float *to)
+{
+    float bias[GROUP];
+    _mm256_storeu_ps(bias, load_bias(scorer->mask->dtype, s->mask + key * s->key_stride,
+                                     s->key_stride, keys));
+    for (int64_t i = 0; i < GROUP; i++) {
+        for (int64_t lane = 0; lane < QUERIES; lane += LANES) {
+            vec_store(to + i * QUERIES + lane, vec_set(bias[i]));
+        }
+    }
+}
+
+/* limit with the mask of the stretch, from `key` of it on. */
+CP_INLINE void limit_with_mask(int vecs, const struct scorer *scorer,
+                               const struct stretch *s, int64_t row, int64_t rows,
+                               int64_t key, int64_t keys, int64_t edge)
+{
+    float bias[GROUP * QUERIES];
+    for (int64_t k = 0; k < keys; k += GROUP) {
+        int64_t some = keys - k < GROUP ? keys - k : GROUP;
+        if (s->row_stride == 0) {
+            load_biases_of_keys(scorer, s, key + k, some, bias);
+        } else {
+            load_biases(scorer, s, row, rows, key + k, some, bias);
+        }
+        limit(vecs, scorer->tile + k * QUERIES, some, scorer->scaling.factor, edge + k,
+              bias, scorer->highest);
     }
 }
 
@@ -130,13 +158,14 @@ CP_INLINE float score_tile(int vecs, const struct scorer *scorer,
     /* Query lane i may see key j of the tile iff edge + j <= i. */
     int64_t edge = place->k_first + s->first + key - place->q_first - row;
     bool is_edge = place->is_causal && edge + keys - 1 > 0;
-    if (s->mask) {
-        add_mask(scorer, s, row, rows, key, keys);
-        factor = 1.0f;
-    }
     if (s->mask || is_edge || keys % GROUP != 0) {
-        limit(vecs, scorer->tile, keys, factor, is_edge ? edge : -keys,
-              scorer->highest);
+        int64_t first_query = is_edge ? edge : -keys;
+        clear_highest(vecs, scorer->highest);
+        if (s->mask) {
+            limit_with_mask(vecs, scorer, s, row, rows, key, keys, first_query);
+        } else {
+            limit(vecs, scorer->tile, keys, factor, first_query, NULL, scorer->highest);
+        }
         factor = 1.0f;
     }
     return factor;

@@ -23,7 +23,8 @@
  *   vec_keep (a, b, c, d)            a >= b ? c : d
  *   vec_scale_exp (n, p, a, b)       a < b ? 0 : the float with the bits of p + (those of n << 23)
  *   vec_dot (sum, word a, word b)    sum + the products of a word's elements
- *   vec_pair (a, b)                  WORD 2: words of the rounded a and b */
+ *   vec_pair (a, b)                  WORD 2: words of the rounded a and b
+ *   vec_store_words (to, a)          WORD 2: the rounded lanes of a, each with its neighbour in one word */
 #ifndef CP_KERNEL_CPU_TILE_SIMD_H
 #define CP_KERNEL_CPU_TILE_SIMD_H
 
@@ -155,34 +156,49 @@ CP_INLINE void scores(int vecs, const float *keys, int64_t k_group,
     }
 }
 
-/* Multiplies `keys` rows of scores by `factor`, forbids key k to the queries below first_query + k, and takes the
- * maxima anew. */
-CP_INLINE void limit(int vecs, float *tile, int64_t keys, float factor,
-                     int64_t first_query, float *highest)
+/* The numbers of lanes, as many as any ISA has. */
+static const float lane_numbers[48] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
+                                       12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+                                       24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35,
+                                       36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47};
+_Static_assert((int)QUERIES <= 48, "a number for each lane");
+
+CP_INLINE void clear_highest(int vecs, float *highest)
 {
-    float lane_of[QUERIES];
-    vec lane[VECS], high[VECS];
-    for (int i = 0; i < QUERIES; i++) {
-        lane_of[i] = (float)i;
-    }
+    CP_UNROLL
     for (int j = 0; j < vecs; j++) {
-        lane[j] = vec_load(lane_of + j * LANES);
-        high[j] = vec_set(MAX_OF_NONE);
+        vec_store(highest + j * LANES, vec_set(MAX_OF_NONE));
+    }
+}
+
+/* Multiplies `keys` rows of scores by `factor`, adds `bias`, [keys][QUERIES] or NULL, forbids key k to the queries below
+ * first_query + k, and carries the maxima of what is left. */
+CP_INLINE void limit(int vecs, float *tile, int64_t keys, float factor,
+                     int64_t first_query, const float *bias, float *highest)
+{
+    vec high[VECS], scale = vec_set(factor);
+    CP_UNROLL
+    for (int j = 0; j < vecs; j++) {
+        high[j] = vec_load(highest + j * LANES);
     }
     for (int64_t k = 0; k < keys; k++) {
         int64_t first = first_query + k;
         vec from = vec_set(first < 0         ? 0.0f
                            : first > QUERIES ? (float)QUERIES
                                              : (float)first);
+        CP_UNROLL
         for (int j = 0; j < vecs; j++) {
-            float *cell = tile + k * QUERIES + j * LANES;
-            vec score =
-                vec_keep(lane[j], from, vec_mul(vec_load(cell), vec_set(factor)),
-                         vec_set(-INFINITY));
+            int64_t cell = k * QUERIES + j * LANES;
+            vec score = vec_load(tile + cell);
+            score = bias != NULL ? vec_fma(score, scale, vec_load(bias + cell))
+                                 : vec_mul(score, scale);
+            score = vec_keep(vec_load(lane_numbers + j * LANES), from, score,
+                             vec_set(-INFINITY));
             high[j] = vec_max(high[j], score);
-            vec_store(cell, score);
+            vec_store(tile + cell, score);
         }
     }
+    CP_UNROLL
     for (int j = 0; j < vecs; j++) {
         vec_store(highest + j * LANES, high[j]);
     }

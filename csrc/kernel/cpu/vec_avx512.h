@@ -92,6 +92,11 @@ CP_INLINE vec vec_pair(vec even, vec odd)
     __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, halves));
 }
+
+CP_INLINE void vec_store_words(float *to, vec a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));
+}
 #endif
 
 #endif

@@ -1,0 +1,23 @@
+/* Threads of the library's own: signals go to the caller's. */
+#ifndef CP_BASE_THREAD_H
+#define CP_BASE_THREAD_H
+
+#include <pthread.h>
+
+#include "base/status.h"
+
+/* CP_ERR_NO_MEMORY or CP_ERR_RUNTIME where the system has none to give. */
+CP_NODISCARD enum cp_code cp_thread_start(pthread_t *thread, void *(*run)(void *arg),
+                                          void *arg);
+
+/* Tells the core that its thread looks at memory again and again. */
+static inline void cp_thread_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+#endif
