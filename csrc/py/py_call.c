@@ -178,15 +178,14 @@ static int parse_mask(struct call *call)
 static int parse_backend(PyObject *given, int32_t *out)
 {
     char names[CP_STATUS_TEXT / 2];
-    const char *name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : NULL;
-    if (name == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "backend must be a str, not %s",
-                         Py_TYPE(given)->tp_name);
-        }
+    if (!PyUnicode_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "backend must be a str, not %s",
+                     Py_TYPE(given)->tp_name);
         return -1;
     }
-    *out = (int32_t)cp_backend_find(name);
+    const char *name = PyUnicode_AsUTF8(given);
+    PyErr_Clear(); /* what cannot be encoded is no name of ours */
+    *out = (int32_t)cp_backend_find(name == NULL ? "" : name);
     if (*out == CP_BACKEND_COUNT) {
         PyErr_Format(PyExc_ValueError, "backend=%R; allowed: %s", given,
                      cp_backend_print(false, names, sizeof names));

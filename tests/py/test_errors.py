@@ -78,7 +78,7 @@ CALLS = [
     (lambda: (x(),) * 3, {"dropout_p": 0.1}, ValueError, ["dropout_p", "0.1"]),
     (lambda: (x(),) * 3, {"backend": None}, TypeError, ["backend", "NoneType"]),
     (lambda: (x(),) * 3, {"backend": "flex"}, ValueError, ["backend='flex'", "native", "_flash_3_hub", "sage"]),
-    (lambda: (x(),) * 3, {"backend": "\ud800"}, ValueError, ["surrogates"]),
+    (lambda: (x(),) * 3, {"backend": "\ud800"}, ValueError, ["backend='\\ud800'", "native"]),
     (lambda: (x(),) * 3, {"backend": "flash"}, ValueError, ["'flash' cannot run on cpu", "are native, _native_math"]),
     (lambda: (x(),) * 3, {"kv": "whole"}, ValueError, ["kv='whole'", "'sharded'", "'replicated'"]),
     (lambda: (x(),) * 3, {"kv": None}, ValueError, ["kv=None"]),
