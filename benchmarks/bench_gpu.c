@@ -71,7 +71,8 @@ static enum cp_code select_kernel(struct bench *bench, struct cp_format *format)
 {
     const struct cp_kernel_ops *kernel = NULL;
     int64_t dim = bench->call.dim;
-    CP_TRY(cp_kernel_cuda_select(0, bench->dtype, dim, dim, &kernel, format));
+    CP_TRY(cp_kernel_cuda_select(0, CP_BACKEND_NATIVE, bench->dtype, dim, dim, &kernel,
+                                 format));
     bench->kernel = *kernel;
     bench->state = format->state;
     if (bench->call.without_attention) {

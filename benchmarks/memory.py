@@ -217,7 +217,7 @@ class Rank:
         from cp_attn import _C
 
         inputs = self.q, self.k, self.v, self.out, self.lse, self.dout
-        grads = _C._attention_backward(context, *inputs, None, None, False, None, False, self.kv)
+        grads = _C._attention_backward(context, *inputs, None, None, False, None, False, self.kv, "native")
         return sum(grad.nbytes for grad in grads)
 
 

@@ -8,6 +8,7 @@ Array: TypeAlias = Any
 
 __version__: str
 _core: Any  # a capsule: what cp_attn._cuda needs of this module
+_backends: dict[str, tuple[str, ...]]  # by the kind of device
 
 class Error(Exception): ...
 class CommError(Error): ...
@@ -133,6 +134,7 @@ def attention(
     seq_lens: Sequence[SupportsIndex] | None = None,
     kv_lens: Sequence[SupportsIndex] | None = None,
     dropout_p: float = 0.0,
+    backend: str = "native",
 ) -> Any: ...
 def _attention_backward(
     context: Context,
@@ -148,6 +150,7 @@ def _attention_backward(
     scale: float | None,
     enable_gqa: bool,
     kv: Literal["sharded", "replicated"],
+    backend: str,
     /,
 ) -> tuple[Array, Array, Array]: ...
 def _mem_stats() -> tuple[int, int]: ...

@@ -34,7 +34,7 @@ def _context(found):
     return context
 
 
-def _attention(context, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, is_recorded):
+def _attention(context, q, k, v, mask, is_causal, scale, enable_gqa, backend, return_lse, is_recorded):
     """Return the output of `cp_attn.attention` and its LSE, which is empty where it is neither wanted nor saved."""
     with_lse = return_lse or is_recorded
     found = _C.attention(
@@ -46,12 +46,13 @@ def _attention(context, q, k, v, mask, is_causal, scale, enable_gqa, return_lse,
         is_causal=is_causal,
         scale=scale,
         enable_gqa=enable_gqa,
+        backend=backend,
         return_lse=with_lse,
     )
     return found if with_lse else (found, _new_lse(q, (0,)))
 
 
-def _fake_attention(context, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, is_recorded):
+def _fake_attention(context, q, k, v, mask, is_causal, scale, enable_gqa, backend, return_lse, is_recorded):
     return q.new_empty(*q.shape[:3], v.shape[3]), _new_lse(q, q.shape[:3] if return_lse or is_recorded else (0,))
 
 
@@ -59,10 +60,10 @@ def _new_lse(q, shape):
     return q.new_empty(shape, dtype=torch.float64 if q.dtype is torch.float64 else torch.float32)
 
 
-def _attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa):
+def _attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, backend):
     """Return the gradients of q, k and v."""
     return _C._attention_backward(
-        _context(context), q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, "sharded"
+        _context(context), q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, "sharded", backend
     )
 
 
@@ -111,7 +112,7 @@ def _operator_in_order(name, *more):
 
 
 _QKV = "SymInt context, Tensor q, Tensor k, Tensor v"
-_FLAGS = "Tensor? mask, bool is_causal, float? scale, bool enable_gqa"
+_FLAGS = "Tensor? mask, bool is_causal, float? scale, bool enable_gqa, str backend"
 _ATTENTION = (
     "attention",
     _attention,
@@ -147,7 +148,7 @@ def _attention_gradient(ctx, dout, dlse):
     *saved, mask = ctx.saved_tensors
     # As in `_torch.py`, the call alone decides whether the LSE has a gradient.
     dlse = dlse if ctx.return_lse else None
-    return None, *attention_backward(ctx.context, *saved, dout, dlse, mask, *ctx.flags), *[None] * 6
+    return None, *attention_backward(ctx.context, *saved, dout, dlse, mask, *ctx.flags), *[None] * 7
 
 
 def _save_gather(ctx, inputs, output):

@@ -8,7 +8,7 @@ from . import _C, _contexts
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, context, mask, is_causal, scale, enable_gqa, return_lse, kv, lengths):
+    def forward(ctx, q, k, v, context, mask, is_causal, scale, enable_gqa, return_lse, kv, backend, lengths):
         out, lse = _C.attention(
             q,
             k,
@@ -20,13 +20,14 @@ class _Attention(torch.autograd.Function):
             enable_gqa=enable_gqa,
             return_lse=True,
             kv=kv,
+            backend=backend,
             **lengths,
         )
         # A mask of another array library cannot be saved.
         saved = mask if isinstance(mask, torch.Tensor) else None
         ctx.save_for_backward(q, k, v, out, lse, saved)
         ctx.foreign_mask = None if mask is saved else mask
-        ctx.call = (context, is_causal, scale, enable_gqa, kv)
+        ctx.call = (context, is_causal, scale, enable_gqa, kv, backend)
         ctx.return_lse = return_lse
         return (out, lse) if return_lse else out
 
@@ -43,7 +44,7 @@ class _Attention(torch.autograd.Function):
             raise
         grads = _AttentionGrad.apply(dout, dlse, *saved, ctx.foreign_mask, ctx.call)
         grads = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)]
-        return (*grads, *[None] * 8)
+        return (*grads, *[None] * 9)
 
 
 class _AttentionGrad(torch.autograd.Function):
@@ -51,9 +52,9 @@ class _AttentionGrad(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, dout, dlse, q, k, v, out, lse, mask, foreign_mask, call):
-        context, is_causal, scale, enable_gqa, kv = call
+        context, *rest = call
         mask = foreign_mask if mask is None else mask
-        return _C._attention_backward(context, q, k, v, out, lse, dout, dlse, mask, is_causal, scale, enable_gqa, kv)
+        return _C._attention_backward(context, q, k, v, out, lse, dout, dlse, mask, *rest)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -75,13 +76,15 @@ def attention(
     seq_lens=None,
     kv_lens=None,
     dropout_p=0.0,
+    backend="native",
 ):
     """Compute `cp_attn.attention` so that autograd records it."""
     context = context_or_config
     if not isinstance(context, _C.Context):
         context = _contexts.context_for(context)
     lengths = {"seq_lens": seq_lens, "kv_lens": kv_lens, "dropout_p": dropout_p}
-    return _Attention.apply(q, k, v, context, attn_mask, is_causal, scale, enable_gqa, return_lse, kv, lengths)
+    flags = is_causal, scale, enable_gqa, return_lse, kv, backend
+    return _Attention.apply(q, k, v, context, attn_mask, *flags, lengths)
 
 
 class _Shard(torch.autograd.Function):

@@ -176,6 +176,7 @@ const struct cp_accelerator cp_accelerator_cuda = {
     .abi = CP_ACCELERATOR_ABI,
     .kernels = {.select = cp_kernel_cuda_select},
     .check = cp_cuda_check_ordinal,
+    .generation = cp_cuda_generation,
     .offer = cuda_offer,
     .connect = cuda_connect,
     .close = cp_device_cuda_destroy,

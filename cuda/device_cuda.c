@@ -165,6 +165,20 @@ static const struct cp_device_ops cuda_ops = {
     .await = cuda_await,
 };
 
+enum cp_code cp_cuda_generation(int ordinal, int *out)
+{
+    int major = 0, minor = 0;
+    CP_TRY(cp_cuda_check_ordinal(ordinal));
+    CP_TRY(cp_cuda_check(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "cudaDeviceGetAttribute"));
+    CP_TRY(cp_cuda_check(
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+        "cudaDeviceGetAttribute"));
+    *out = 10 * major + minor;
+    return CP_OK;
+}
+
 enum cp_code cp_cuda_check_ordinal(int ordinal)
 {
     int count = 0;

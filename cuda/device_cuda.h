@@ -16,6 +16,8 @@ CP_NODISCARD enum cp_code cp_cuda_enter(int ordinal, int *before);
 /* And back. `code`: of what was done in between, which goes before a failure here. */
 enum cp_code cp_cuda_leave(int ordinal, int before, enum cp_code code);
 
+/* 80 for sm_80. */
+CP_NODISCARD enum cp_code cp_cuda_generation(int ordinal, int *out);
 /* CP_ERR_VALUE where this process does not see a device of that number. */
 CP_NODISCARD enum cp_code cp_cuda_check_ordinal(int ordinal);
 

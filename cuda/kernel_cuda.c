@@ -6,6 +6,7 @@
 
 #include "cuda_api.h"
 #include "cuda_check.h"
+#include "kernel_package.h"
 #include "kernel_torch.h"
 
 enum {
@@ -51,6 +52,17 @@ struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype d
     rows.stride[3] = cp_dtype_bytes(dtype);
     rows.stride[1] = rows.n[3] * rows.stride[3];
     return rows;
+}
+
+struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
+                                    int64_t head)
+{
+    struct cp_view rest = *state;
+    int64_t row_bytes = (state->n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(state->dtype));
+    rest.data += head * state->stride[2] + row * row_bytes;
+    rest.n[1] -= row;
+    rest.n[2] -= head;
+    return rest;
 }
 
 enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
@@ -113,12 +125,18 @@ static bool suits(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
            ops->describe(dtype, head_dim, value_dim, &format) == CP_OK;
 }
 
-enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype, int64_t head_dim,
+enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
+                                   enum cp_dtype dtype, int64_t head_dim,
                                    int64_t value_dim, const struct cp_kernel_ops **out,
                                    struct cp_format *format)
 {
     int chosen = -1;
     (void)limit; /* all have the same layouts: ranks need not agree */
+    if (cp_backend_is_package(backend) || backend == CP_BACKEND_NATIVE_MATH) {
+        *out = backend == CP_BACKEND_NATIVE_MATH ? &cp_kernel_cuda_plain_ops
+                                                 : &cp_kernel_package_ops;
+        return (*out)->describe(dtype, head_dim, value_dim, format);
+    }
     CP_TRY(wanted_kernel(&chosen));
     if (chosen > 0 && !kernels[chosen].ops->is_available()) {
         return cp_fail(CP_ERR_UNSUPPORTED,

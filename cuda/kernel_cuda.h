@@ -17,14 +17,18 @@ extern const struct cp_kernel_ops cp_kernel_cuda_plain_ops;
 
 /* The plain kernel's panels as what they are, tensors whose rows lie side by side. */
 struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype);
-/* Fills them. As pack_k and pack_v of struct cp_kernel_ops. */
+/* The plain kernel's state from that row and head on. */
+struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
+                                    int64_t head);
+/* Fills panels. As pack_k and pack_v of struct cp_kernel_ops. */
 enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
                                  struct cp_stream *stream);
 
 /* As struct cp_kernel_list.select: the best that is available and takes the call, or the
  * one that CP_ATTN_CUDA_KERNEL names. */
-CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_dtype dtype,
-                                                int64_t head_dim, int64_t value_dim,
+CP_NODISCARD enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
+                                                enum cp_dtype dtype, int64_t head_dim,
+                                                int64_t value_dim,
                                                 const struct cp_kernel_ops **out,
                                                 struct cp_format *format);
 

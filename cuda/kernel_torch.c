@@ -9,6 +9,8 @@
 
 #include "causal_cut.h"
 #include "cuda_check.h"
+#include "device_cuda.h"
+#include "group_run.h"
 #include "kernel_cuda.h"
 #include "torch_run.h"
 
@@ -55,15 +57,8 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
 /* Query heads a key/value head as torch counts them, if that is how they belong. */
 static int64_t group_of(const struct cp_place *place, int64_t heads, int64_t kv_heads)
 {
-    int64_t group = heads / kv_heads;
-    for (int64_t head = 0; head < heads; head++) {
-        int64_t kv_head =
-            (place->head_first + head) / place->heads_per_kv - place->kv_head_first;
-        if (group * kv_heads != heads || head / group != kv_head) {
-            return 0;
-        }
-    }
-    return group;
+    const struct cp_group_run run = cp_group_run_at(place, heads, 0);
+    return run.heads == heads && run.kv_heads == kv_heads ? heads / kv_heads : 0;
 }
 
 /* Strides of axes with one place are of no account, and may be anything. */
@@ -106,13 +101,8 @@ static enum cp_code block_of(const struct site *site, const struct cp_view *q,
                              const struct cp_view *k, const struct cp_view *v,
                              const struct cp_place *place, struct cp_torch_block *out)
 {
-    int major = 0, minor = 0, ordinal = site->device.ordinal;
-    CP_TRY(cp_cuda_check(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "cudaDeviceGetAttribute"));
-    CP_TRY(cp_cuda_check(
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
-        "cudaDeviceGetAttribute"));
+    int generation = 0;
+    CP_TRY(cp_cuda_generation(site->device.ordinal, &generation));
     *out = (struct cp_torch_block){
         .dtype = q->dtype,
         .head_dim = q->n[3],
@@ -120,7 +110,7 @@ static enum cp_code block_of(const struct site *site, const struct cp_view *q,
         .rows = q->n[1],
         .keys = k->n[1],
         .group = group_of(place, q->n[2], k->n[2]),
-        .generation = 10 * major + minor,
+        .generation = generation,
         .cudnn_version = site->torch->cudnn_version,
         .is_aligned = is_aligned(q) && is_aligned(k) && is_aligned(v),
     };
@@ -168,12 +158,10 @@ static struct cp_attend_args attend_piece(const struct cp_attend_args *args,
     struct cp_attend_args part = *args;
     struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
     struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
-    int64_t state_bytes =
-        (args->v.n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(args->q.dtype));
     part.q = rows_of(&args->q, piece->row, piece->rows);
     part.k = rows_of(&k, piece->key, piece->keys);
     part.v = rows_of(&v, piece->key, piece->keys);
-    part.state.data += piece->row * state_bytes;
+    part.state = cp_kernel_cuda_state(&args->state, piece->row, 0);
     part.state.n[1] = piece->rows;
     part.place = place_of(&args->place, piece);
     return part;
@@ -220,6 +208,7 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
     }
     CP_TRY(block_of(&site, &args->q, &k, &v, &args->place, &block));
     block.has_mask = args->mask.data != NULL;
+    block.backend = args->backend;
     return cp_torch_op_choose(&block, NULL, 0) == NULL
                ? cp_cuda_attend(args, stream)
                : attend_by_pieces(&site, &block, args);
@@ -290,6 +279,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     CP_TRY(block_of(&site, &args->q, &args->k, &args->v, &args->place, &block));
     block.is_aligned = block.is_aligned && is_aligned(&args->dout);
     block.has_mask = args->mask.data != NULL;
+    block.backend = args->backend;
     block.has_dlse = args->has_dlse;
     block.is_gradient = true;
     return cp_torch_op_choose(&block, NULL, 0) == NULL

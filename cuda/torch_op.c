@@ -79,6 +79,7 @@ static AOTITorchError gradient_efficient(const struct cp_torch *torch,
 static const struct cp_torch_op ops[] = {
     {
         .name = "_scaled_dot_product_cudnn_attention",
+        .backend = CP_BACKEND_NATIVE_CUDNN,
         .dtypes = BIT(CP_DTYPE_BFLOAT16) | BIT(CP_DTYPE_FLOAT16),
         .most_dim = 128,
         .least_length = 2,
@@ -90,6 +91,7 @@ static const struct cp_torch_op ops[] = {
     },
     {
         .name = "_scaled_dot_product_flash_attention",
+        .backend = CP_BACKEND_NATIVE_FLASH,
         .dtypes = BIT(CP_DTYPE_BFLOAT16) | BIT(CP_DTYPE_FLOAT16),
         .most_dim = 256,
         .least_length = 1,
@@ -102,6 +104,7 @@ static const struct cp_torch_op ops[] = {
     },
     {
         .name = "_scaled_dot_product_efficient_attention",
+        .backend = CP_BACKEND_NATIVE_EFFICIENT,
         .dtypes =
             BIT(CP_DTYPE_BFLOAT16) | BIT(CP_DTYPE_FLOAT16) | BIT(CP_DTYPE_FLOAT32),
         .most_dim = 65536,
@@ -169,6 +172,12 @@ const char *cp_torch_op_refuses(const struct cp_torch_op *op,
 const struct cp_torch_op *cp_torch_op_choose(const struct cp_torch_block *block,
                                              char *why, size_t why_bytes)
 {
+    for (int i = 0; i < OPS; i++) {
+        if (ops[i].backend == block->backend &&
+            cp_torch_op_refuses(&ops[i], block) == NULL) {
+            return &ops[i];
+        }
+    }
     for (int i = 0; i < OPS; i++) {
         const struct cp_torch_op *op = op_at(i, block);
         const char *reason = cp_torch_op_refuses(op, block);

@@ -15,6 +15,7 @@ struct cp_torch_block {
     int64_t group;         /* query heads of each key/value head; 0: not equally many */
     int generation;        /* of the GPU: 80 for sm_80 */
     int64_t cudnn_version; /* as in struct cp_torch */
+    enum cp_backend backend; /* of the call: its own op goes before the others */
     bool is_aligned; /* rows are 16-byte words, numbers side by side, none backwards */
     bool has_mask;
     bool is_gradient; /* its gradients are asked for */
@@ -38,6 +39,7 @@ enum { CP_TORCH_RESULTS = 7, CP_TORCH_GRADS = 4 };
 
 struct cp_torch_op {
     const char *name;
+    enum cp_backend backend;   /* that is named after it */
     unsigned dtypes;           /* bits 1 << enum cp_dtype */
     int64_t most_dim;          /* of heads and of values */
     int64_t least_length;      /* rows, and keys */
@@ -64,7 +66,7 @@ struct cp_torch_op {
 const char *cp_torch_op_refuses(const struct cp_torch_op *op,
                                 const struct cp_torch_block *block);
 
-/* The best op that takes the block, or NULL, and then each one's reason in `why`, which
+/* The op of the block's backend where that takes it, or the best that does, or NULL, and then each one's reason in `why`, which
  * may be NULL. */
 const struct cp_torch_op *cp_torch_op_choose(const struct cp_torch_block *block,
                                              char *why, size_t why_bytes);

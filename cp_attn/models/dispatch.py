@@ -8,12 +8,11 @@ before. The dispatcher drops arguments that a backend is not registered for, so 
 import functools
 import inspect
 
-# By the kind of device: diffusers' names of the backends whose place cp_attn can take. A name says what is replaced,
-# not what computes then: all are exact attention, and cp_attn's kernels are chosen by the call.
-COMPATIBLE = {
-    "cpu": ("native", "_native_math", "_native_flash"),
-    "cuda": ("native", "_native_math", "_native_flash", "_native_efficient", "_native_cudnn"),
-}
+from .. import _C
+
+# By the kind of device: diffusers' names of the backends whose place cp_attn can take. A call carries the name, which
+# says whose kernel computes.
+COMPATIBLE = _C._backends
 
 _ARGUMENTS = frozenset(
     ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "return_lse")
@@ -28,8 +27,8 @@ _allowed = None  # what _supports_context_parallel held before
 class Marker:
     """What marks a call as ours; the base of `Parallel`."""
 
-    def attend(self, arguments):
-        """Answer a call of the dispatcher."""
+    def attend(self, arguments, backend):
+        """Answer a call of the dispatcher for the backend of that name."""
         raise NotImplementedError
 
 
@@ -83,7 +82,7 @@ def refresh():
         if getattr(function, "_cp_attn_original", None) is None:
             names = found._supported_arg_names[backend]
             _originals[backend] = function, names
-            found._backends[backend] = _wrapped(function, names)
+            found._backends[backend] = _wrapped(backend, function, names)
             found._supported_arg_names[backend] = set(names) | _ARGUMENTS
 
 
@@ -109,15 +108,17 @@ def _replace(names, values):
     names.update(values)
 
 
-def _wrapped(function, accepted):
-    def backend(**arguments):
+def _wrapped(backend, function, accepted):
+    name = name_of(backend)
+
+    def wrapped(**arguments):
         parallel = arguments.get("_parallel_config")
         if isinstance(parallel, Marker):
-            return parallel.attend(arguments)
+            return parallel.attend(arguments, name)
         return function(**{k: v for k, v in arguments.items() if k in accepted})
 
-    backend._cp_attn_original = function
-    return backend
+    wrapped._cp_attn_original = function
+    return wrapped
 
 
 def check(arguments):
@@ -130,7 +131,7 @@ def check(arguments):
             raise ValueError(f"attention was called with {name}={value!r}, which cp_attn has no place for")
 
 
-def attend(exchange, arguments):
+def attend(exchange, arguments, backend):
     """Run one attention call of the dispatcher."""
     return exchange.attend(
         arguments["query"],
@@ -141,4 +142,5 @@ def attend(exchange, arguments):
         arguments.get("scale"),
         arguments.get("enable_gqa", False),
         arguments.get("return_lse", False),
+        backend,
     )

@@ -42,14 +42,15 @@ class Exchange:
         """Return a value that leaves the model whole on every rank, so that every rank's loss counts it."""
         return _Leave.apply(x, self.world) if isinstance(x, torch.Tensor) and _is_recorded(x) else x
 
-    def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse):
-        """Return the attention of the rank's queries to all keys, with its LSE if wanted."""
+    def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, backend):
+        """Return the attention of the rank's queries to all keys, with its LSE if wanted, by a kernel of `backend`."""
         if torch.is_autocast_enabled(q.device.type):
             q, k, v, mask = (_autocast(x) for x in (q, k, v, mask))
         if is_compiling():
             is_recorded = _is_recorded(q, k, v)
             attention = _ops.attention if is_recorded else _ops.attention_in_order
-            found = attention(self._number, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, is_recorded)
+            flags = mask, is_causal, scale, enable_gqa, backend
+            found = attention(self._number, q, k, v, *flags, return_lse, is_recorded)
             return found if return_lse else found[0]
         return _C.attention(
             q,
@@ -61,6 +62,7 @@ class Exchange:
             scale=scale,
             enable_gqa=enable_gqa,
             return_lse=return_lse,
+            backend=backend,
         )
 
 

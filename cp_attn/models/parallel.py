@@ -126,7 +126,7 @@ class Parallel(dispatch.Marker):
                 "pass their _parallel_config to the dispatcher, and each rank saw its own part of the sequence only"
             )
 
-    def attend(self, arguments):
+    def attend(self, arguments, backend):
         """Answer a call of the dispatcher."""
         with self.together():
             dispatch.check(arguments)
@@ -137,7 +137,7 @@ class Parallel(dispatch.Marker):
             if sentence:
                 raise ValueError(sentence)
         self._note_come()
-        return dispatch.attend(self.exchange, arguments)
+        return dispatch.attend(self.exchange, arguments, backend)
 
     @contextmanager
     def together(self):

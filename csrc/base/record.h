@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/backend.h"
 #include "base/status.h"
 
 enum cp_op {
@@ -91,7 +92,10 @@ struct cp_call {
     uint32_t format; /* the kernel's packed layout: ranks that differ would misread each
                         other */
     int32_t place;   /* enum cp_place_kind */
+    int32_t backend; /* enum cp_backend; 0 where nothing is attended */
+    int32_t unused;  /* 0 */
 };
+_Static_assert(sizeof(struct cp_call) % sizeof(int64_t) == 0, "a call has no padding");
 
 static inline bool cp_call_is_attention(const struct cp_call *call)
 {

@@ -8,7 +8,7 @@
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 2, CP_OFFER_BYTES = 512 };
+enum { CP_ACCELERATOR_ABI = 3, CP_OFFER_BYTES = 512 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */
@@ -50,6 +50,8 @@ struct cp_accelerator {
     struct cp_kernel_list kernels;
     /* CP_ERR_VALUE where this process has no device of that number. */
     enum cp_code (*check)(int ordinal);
+    /* Of what kind it is: 80 for sm_80. */
+    enum cp_code (*generation)(int ordinal, int *out);
     /* Of rank `rank` of `world`, with that device. Waits for nobody. */
     enum cp_code (*offer)(int ordinal, int rank, int world,
                           const struct cp_group *group, struct cp_offer *out);

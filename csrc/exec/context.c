@@ -90,7 +90,8 @@ done:
 
 enum cp_code cp_context_use(struct cp_context *context,
                             const struct cp_accelerator *accelerator, int ordinal,
-                            const struct cp_lender *lender)
+                            const struct cp_lender *lender,
+                            const struct cp_package *package)
 {
     struct cp_side *side = &context->sides[CP_ON_ACCELERATOR];
     if (side->comm != NULL && side->ordinal != ordinal) {
@@ -110,6 +111,7 @@ enum cp_code cp_context_use(struct cp_context *context,
         side->ordinal = ordinal;
     }
     side->lender = *lender;
+    side->package = package;
     return CP_OK;
 }
 
@@ -156,8 +158,9 @@ static enum cp_code select_kernel(const struct cp_context *context,
                                   struct cp_format *format)
 {
     const struct cp_kernel_list *kernels = &context->sides[call->place].kernels;
-    CP_TRY(kernels->select(kernels->limit, (enum cp_dtype)call->dtype, call->head_dim,
-                           call->value_dim, kernel, format));
+    CP_TRY(kernels->select(kernels->limit, (enum cp_backend)call->backend,
+                           (enum cp_dtype)call->dtype, call->head_dim, call->value_dim,
+                           kernel, format));
     return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
 }
 
@@ -379,6 +382,7 @@ static enum cp_code run_call(struct cp_context *context,
         .comm = side->comm,
         .device = side->device,
         .kernel = context->call->kernel,
+        .package = side->package,
         .pool = side->pool,
         .scratch = side->workspace,
         .recorder = recorder_of(context),

@@ -76,10 +76,12 @@ CP_NODISCARD enum cp_code cp_context_create(const struct cp_context_config *conf
 
 /* From now on calls may be on that device too (record.call.place); the first of them
  * connects the ranks' devices. CP_ERR_VALUE where there is no such device, or the context works on another one already.
- * `accelerator` is borrowed and must outlive the context; what the next call lacks comes from `lender`. Between enter and leave. */
+ * `accelerator` is borrowed and must outlive the context; what the next call lacks comes from `lender`, and what it
+ * computes from `package`, which may be NULL and must outlive the call. Between enter and leave. */
 CP_NODISCARD enum cp_code cp_context_use(struct cp_context *context,
                                          const struct cp_accelerator *accelerator,
-                                         int ordinal, const struct cp_lender *lender);
+                                         int ordinal, const struct cp_lender *lender,
+                                         const struct cp_package *package);
 
 /* Are the ranks' devices connected? */
 bool cp_context_is_connected(const struct cp_context *context);
@@ -101,8 +103,8 @@ CP_NODISCARD enum cp_code cp_context_enter(struct cp_context *context);
 void cp_context_leave(struct cp_context *context);
 
 /* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
- * for attention, the packed format of the kernel for `place`, `dtype`, `head_dim`,
- * `value_dim`, which must be set. CP_ERR_UNSUPPORTED by the kernel. */
+ * for attention, the packed format of the kernel for `place`, `backend`, `dtype`,
+ * `head_dim`, `value_dim`, which must be set. Errors as struct cp_kernel_list. */
 CP_NODISCARD enum cp_code cp_context_describe(struct cp_context *context,
                                               struct cp_record *record);
 

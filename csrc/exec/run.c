@@ -264,6 +264,8 @@ static enum cp_code attend(const struct cp_run *run, const struct cp_step *step)
         .state = arg_of(run, step, CP_ATTEND_STATE),
         .place = place_of(run, step),
         .scale = run->schedule->plan->scale,
+        .backend = (enum cp_backend)run->schedule->plan->signature.call.backend,
+        .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
     return cp_spread_attend(&run->spread, &args, run->stream[step->lane]);
@@ -306,6 +308,8 @@ static enum cp_code grad(const struct cp_run *run, const struct cp_step *step)
         .place = place_of(run, step),
         .scale = run->schedule->plan->scale,
         .has_dlse = run->schedule->plan->signature.call.want_lse != 0,
+        .backend = (enum cp_backend)run->schedule->plan->signature.call.backend,
+        .package = run->env.package,
         .scratch = kernel_scratch(run),
     };
     return cp_spread_grad(&run->spread, &args, run->stream[step->lane]);

@@ -24,6 +24,7 @@ struct cp_run_env {
     struct cp_comm *comm;
     struct cp_device *device;
     const struct cp_kernel_ops *kernel; /* NULL for shard and gather */
+    const struct cp_package *package;   /* for the kernel, or NULL */
     struct cp_pool *pool;     /* of the host; NULL: the caller's thread alone */
     struct cp_stream *stream; /* the caller's; NULL on the host */
     char *scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch

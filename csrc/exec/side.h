@@ -12,9 +12,10 @@ struct cp_side {
     int threads;          /* that a call may use, the caller's with them; 0: one */
     struct cp_pool *pool; /* owned; NULL: no call has needed more than the caller's */
     struct cp_lender lender; /* of the next workspace; all zero: the device itself */
-    int ordinal;             /* the device's, for the lender */
-    void *workspace;         /* owned, by the device or by `loan` */
-    void *loan;              /* owned; given back by `give_back`; NULL: none */
+    const struct cp_package *package; /* of the call under way, or NULL; borrowed */
+    int ordinal;                      /* the device's, for the lender */
+    void *workspace;                  /* owned, by the device or by `loan` */
+    void *loan;                       /* owned; given back by `give_back`; NULL: none */
     void (*give_back)(void *loan);
     size_t workspace_bytes; /* private */
     size_t window_bytes;    /* what others may read */

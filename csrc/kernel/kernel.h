@@ -14,11 +14,13 @@
 #ifndef CP_KERNEL_KERNEL_H
 #define CP_KERNEL_KERNEL_H
 
+#include "base/backend.h"
 #include "base/status.h"
 #include "tensor/format.h"
 #include "tensor/view.h"
 
-struct cp_stream; /* a device's lane; NULL on the host */
+struct cp_stream;  /* a device's lane; NULL on the host */
+struct cp_package; /* kernel/package.h */
 
 /* Where a block of queries meets a block of keys. Positions and heads are those of the
  * whole tensor. */
@@ -40,6 +42,8 @@ struct cp_attend_args {
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
     struct cp_place place;
     double scale;
+    enum cp_backend backend;          /* of the call */
+    const struct cp_package *package; /* of a backend that has one, or NULL */
     void *scratch; /* format.scratch_bytes, aligned to 64; contents mean nothing before
                       and after */
 };
@@ -71,19 +75,22 @@ struct cp_grad_args {
     double scale;
     bool
         has_dlse; /* delta is less a dlse: it may be any number, also where dout is 0 */
-    void *scratch; /* format.grad_scratch_bytes, aligned to 64 */
+    enum cp_backend backend;          /* as in attend */
+    const struct cp_package *package; /* likewise */
+    void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
 enum { CP_KERNEL_ABI = 2 };
 
 struct cp_kernel_ops;
 
-/* A list of kernels as its users see it: the best kernel for a call, not above `limit`,
- * which all ranks agreed on. CP_ERR_UNSUPPORTED with the reason where none takes it. */
+/* A list of kernels as its users see it: the best kernel for a call of that backend, not
+ * above `limit`, which all ranks agreed on. CP_ERR_VALUE for a backend that is not for this
+ * device, CP_ERR_UNSUPPORTED with the reason where no kernel takes the call. */
 struct cp_kernel_list {
-    enum cp_code (*select)(int limit, enum cp_dtype dtype, int64_t head_dim,
-                           int64_t value_dim, const struct cp_kernel_ops **out,
-                           struct cp_format *format);
+    enum cp_code (*select)(int limit, enum cp_backend backend, enum cp_dtype dtype,
+                           int64_t head_dim, int64_t value_dim,
+                           const struct cp_kernel_ops **out, struct cp_format *format);
     int limit;
 };
 

@@ -93,10 +93,23 @@ enum cp_code cp_kernel_cpu_parse(const char *text, int *isa)
                    text, allowed);
 }
 
-enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype, int64_t head_dim,
+static enum cp_code check_backend(enum cp_backend backend)
+{
+    char names[CP_STATUS_TEXT / 2];
+    return cp_backend_is_on_host(backend)
+               ? CP_OK
+               : cp_fail(CP_ERR_VALUE,
+                         "backend '%s' cannot run on cpu; compatible ones are %s",
+                         cp_backend_name(backend),
+                         cp_backend_print(true, names, sizeof names));
+}
+
+enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_backend backend,
+                                  enum cp_dtype dtype, int64_t head_dim,
                                   int64_t value_dim, const struct cp_kernel_ops **out,
                                   struct cp_format *format)
 {
+    CP_TRY(check_backend(backend));
     for (int isa = isa_limit < KERNELS ? isa_limit : KERNELS - 1; isa > 0; isa--) {
         if (kernels[isa]->is_available() &&
             kernels[isa]->describe(dtype, head_dim, value_dim, format) == CP_OK) {

@@ -66,8 +66,9 @@ const char *cp_kernel_cpu_name(int isa);
  * that is unknown or not available. */
 CP_NODISCARD enum cp_code cp_kernel_cpu_parse(const char *text, int *isa);
 /* The best available kernel at or below `isa_limit` that takes the call; otherwise the generic one's refusal. */
-CP_NODISCARD enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_dtype dtype,
-                                               int64_t head_dim, int64_t value_dim,
+CP_NODISCARD enum cp_code cp_kernel_cpu_select(int isa_limit, enum cp_backend backend,
+                                               enum cp_dtype dtype, int64_t head_dim,
+                                               int64_t value_dim,
                                                const struct cp_kernel_ops **out,
                                                struct cp_format *format);
 

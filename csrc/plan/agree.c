@@ -14,6 +14,7 @@
  * others mean different things in different operations. */
 #define CALL_FIELDS(X)                                                                 \
     X(place, "the device of its tensors")                                              \
+    X(backend, "backend")                                                              \
     X(dtype, "dtype")                                                                  \
     X(batch, "batch size")                                                             \
     X(heads, "heads")                                                                  \
@@ -72,6 +73,10 @@ static void print_attention(char *text, size_t bytes, const struct cp_record *re
     }
     cp_text_append(text, bytes, ", %s", cp_dtype_name((enum cp_dtype)call->dtype));
     cp_text_append(text, bytes, ", scale %.9g", scale_of(call));
+    if (call->backend != CP_BACKEND_NATIVE) {
+        cp_text_append(text, bytes, ", backend %s",
+                       cp_backend_name((enum cp_backend)call->backend));
+    }
     if (call->mask_kind != CP_MASK_NONE) {
         cp_text_append(text, bytes,
                        ", attn_mask %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " %s",

@@ -1,6 +1,7 @@
 /* cp_attn._C: the module itself. Everything it keeps is in its state. */
 #include "module.h"
 
+#include "base/backend.h"
 #include "base/core.h"
 #include "base/mem.h"
 #include "py_attention.h"
@@ -94,6 +95,41 @@ static int core_init(PyObject *self)
     return result;
 }
 
+/* A tuple of the names of backends. */
+static PyObject *backend_names(bool on_host)
+{
+    PyObject *names = PyList_New(0);
+    for (int i = 0; i < CP_BACKEND_COUNT && names != NULL; i++) {
+        enum cp_backend backend = (enum cp_backend)i;
+        if (on_host && !cp_backend_is_on_host(backend)) {
+            continue;
+        }
+        PyObject *name = PyUnicode_FromString(cp_backend_name(backend));
+        if (name == NULL || PyList_Append(names, name) < 0) {
+            Py_CLEAR(names);
+        }
+        Py_XDECREF(name);
+    }
+    PyObject *tuple = names == NULL ? NULL : PyList_AsTuple(names);
+    Py_XDECREF(names);
+    return tuple;
+}
+
+/* _backends: by the kind of device, the names that a call there may ask for. */
+static int backends_init(PyObject *self)
+{
+    PyObject *host = backend_names(true);
+    PyObject *all = host == NULL ? NULL : backend_names(false);
+    PyObject *backends =
+        all == NULL ? NULL : Py_BuildValue("{s:O,s:O}", "cpu", host, "cuda", all);
+    int result =
+        backends == NULL ? -1 : PyModule_AddObjectRef(self, "_backends", backends);
+    Py_XDECREF(backends);
+    Py_XDECREF(all);
+    Py_XDECREF(host);
+    return result;
+}
+
 static int module_exec(PyObject *self)
 {
     struct module_state *state = module_state_of(self);
@@ -106,7 +142,7 @@ static int module_exec(PyObject *self)
         types_init(self, state) < 0) {
         return -1;
     }
-    return core_init(self) < 0
+    return core_init(self) < 0 || backends_init(self) < 0
                ? -1
                : PyModule_AddStringConstant(self, "__version__", CP_VERSION);
 }

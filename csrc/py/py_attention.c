@@ -10,7 +10,8 @@
 const char attention_doc[] =
     "attention($module, /, q, k, v, context_or_config, *, attn_mask=None,\n"
     "          is_causal=False, scale=None, enable_gqa=False, return_lse=False,\n"
-    "          kv='sharded', seq_lens=None, kv_lens=None, dropout_p=0.0)\n"
+    "          kv='sharded', seq_lens=None, kv_lens=None, dropout_p=0.0,\n"
+    "          backend='native')\n"
     "--\n\n"
     "Compute this rank's rows of the attention over a sequence that all ranks\n"
     "share.\n\n"
@@ -47,7 +48,12 @@ const char attention_doc[] =
     "    All ranks' s and t, to be checked; kv_lens defaults to seq_lens, or to t\n"
     "    where kv is replicated.\n"
     "dropout_p : float\n"
-    "    Only 0: there is no dropout.\n\n"
+    "    Only 0: there is no dropout.\n"
+    "backend : str\n"
+    "    Whose kernel computes, by diffusers' name; the same on all ranks.\n"
+    "    'native' takes every call and chooses by itself; on the CPU\n"
+    "    '_native_math' and '_native_flash' are the same. docs/gpu.md says what\n"
+    "    others take: one that a package computes is refused for other calls.\n\n"
     "Returns\n"
     "-------\n"
     "out : array (B, s, H, Dv)\n"
@@ -139,7 +145,8 @@ static int check_recorded(const struct call *call)
 {
     static const int saved[] = {ARG_Q, ARG_K, ARG_V, ARG_MASK};
     int needs_grad = torch_needs_grad(call->state, call->values, ARG_V + 1);
-    if (check_mask(call) < 0) {
+    if (check_mask(call) < 0 ||
+        (needs_grad > 0 && package_check_gradient(call->values[ARG_BACKEND]) < 0)) {
         return -1;
     }
     for (size_t i = 0; needs_grad > 0 && i < sizeof saved / sizeof saved[0]; i++) {

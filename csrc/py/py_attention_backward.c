@@ -7,7 +7,7 @@
 
 const char attention_backward_doc[] =
     "_attention_backward($module, context, q, k, v, out, lse, dout, dlse, attn_mask,\n"
-    "                    is_causal, scale, enable_gqa, kv, /)\n"
+    "                    is_causal, scale, enable_gqa, kv, backend, /)\n"
     "--\n\n"
     "Return (dq, dk, dv) for what attention was given and returned; dlse may be\n"
     "None. All ranks must call.";
@@ -97,7 +97,7 @@ PyObject *mod_attention_backward(PyObject *self, PyObject *const *args,
     static const int order[] = {ARG_CONTEXT, ARG_Q,         ARG_K,     ARG_V,
                                 ARG_OUT,     ARG_LSE,       ARG_DOUT,  ARG_DLSE,
                                 ARG_MASK,    ARG_IS_CAUSAL, ARG_SCALE, ARG_ENABLE_GQA,
-                                ARG_KV};
+                                ARG_KV,      ARG_BACKEND};
     enum { ORDERED = sizeof order / sizeof order[0] };
     struct call call;
     memset(&call, 0, sizeof call);

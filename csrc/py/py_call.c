@@ -15,7 +15,7 @@
 const char *const call_arg_names[ARG_COUNT] = {
     "q",         "k",       "v",          "context_or_config", "attn_mask",
     "is_causal", "scale",   "enable_gqa", "return_lse",        "kv",
-    "seq_lens",  "kv_lens", "dropout_p",
+    "seq_lens",  "kv_lens", "dropout_p",  "backend",
 };
 
 /* --- tensors --- */
@@ -175,6 +175,25 @@ static int parse_mask(struct call *call)
 
 /* --- the other arguments --- */
 
+static int parse_backend(PyObject *given, int32_t *out)
+{
+    char names[CP_STATUS_TEXT / 2];
+    if (!PyUnicode_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "backend must be a str, not %s",
+                     Py_TYPE(given)->tp_name);
+        return -1;
+    }
+    const char *name = PyUnicode_AsUTF8(given);
+    PyErr_Clear(); /* what cannot be encoded is no name of ours */
+    *out = (int32_t)cp_backend_find(name == NULL ? "" : name);
+    if (*out == CP_BACKEND_COUNT) {
+        PyErr_Format(PyExc_ValueError, "backend=%R; allowed: %s", given,
+                     cp_backend_print(false, names, sizeof names));
+        return -1;
+    }
+    return 0;
+}
+
 static int parse_flags(struct call *call)
 {
     struct cp_call *fields = &call->record.call;
@@ -189,6 +208,10 @@ static int parse_flags(struct call *call)
     fields->is_causal = is_causal;
     fields->enable_gqa = enable_gqa;
     fields->want_lse = return_lse;
+    if (call->values[ARG_BACKEND] != NULL &&
+        parse_backend(call->values[ARG_BACKEND], &fields->backend) < 0) {
+        return -1;
+    }
     PyObject *kv = call->values[ARG_KV];
     if (kv != NULL) {
         bool is_text = PyUnicode_Check(kv);
@@ -349,6 +372,23 @@ static int parse_promises(struct call *call)
     return 0;
 }
 
+/* The device of the tensors, and the package of the backend where a package computes there. */
+static int use_device(struct call *call)
+{
+    const struct array *q = &call->arrays[CP_TENSOR_Q];
+    const struct cp_lender lender = device_lender(q);
+    bool has_package =
+        cp_backend_is_package((enum cp_backend)call->record.call.backend);
+    if (device_use(call->state, call->context, q, "q",
+                   has_package ? &call->package.table : NULL, &call->record) < 0) {
+        return -1;
+    }
+    return !has_package || call->record.call.place == CP_ON_HOST
+               ? 0
+               : package_open(&call->package, call->state, q, &lender, &call->record,
+                              call->context->rank);
+}
+
 int call_parse(struct call *call)
 {
     if (call_import(call, CP_TENSOR_Q, ARG_Q, "q") < 0 ||
@@ -359,8 +399,7 @@ int call_parse(struct call *call)
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
-    if (device_use(call->state, call->context, &call->arrays[CP_TENSOR_Q], "q",
-                   &call->record) < 0) {
+    if (use_device(call) < 0) {
         return -1;
     }
     return py_check(call->state,
@@ -390,6 +429,7 @@ static void call_release(struct call *call)
         output_release(&call->outputs[role]);
         array_release(&call->arrays[role]);
     }
+    package_close(&call->package);
     Py_CLEAR(call->context);
 }
 
@@ -400,7 +440,11 @@ static int call_execute(struct call *call)
         context_abandon(call->context);
         return -1;
     }
-    return context_execute(call->context, call->state, call->views, stream);
+    int result = context_execute(call->context, call->state, call->views, stream);
+    if (result < 0) {
+        package_explain(&call->package);
+    }
+    return result;
 }
 
 PyObject *call_run(struct call *call, int (*parse)(struct call *), PyObject *error,

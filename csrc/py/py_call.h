@@ -5,6 +5,7 @@
 
 #include "py_context.h"
 #include "py_output.h"
+#include "py_package.h"
 
 enum {
     ARG_Q,
@@ -20,6 +21,7 @@ enum {
     ARG_SEQ_LENS,
     ARG_KV_LENS,
     ARG_DROPOUT,
+    ARG_BACKEND,
     ARG_COUNT,
     /* backward only */
     ARG_OUT = ARG_COUNT,
@@ -40,6 +42,7 @@ struct call {
     struct output outputs[CP_TENSORS];
     struct cp_view views[CP_TENSORS];
     struct cp_record record;
+    struct package package; /* of its backend */
 };
 
 static inline bool call_is_given(PyObject *value)

@@ -173,7 +173,7 @@ static int cut_parse(struct cut *cut)
 {
     if (array_import(cut->state, cut->values[CUT_X], "x", &cut->x) < 0 ||
         py_check(cut->state, cp_tensor_check_device("x", &cut->x.tensor)) < 0 ||
-        device_use(cut->state, cut->context, &cut->x, "x", &cut->record) < 0 ||
+        device_use(cut->state, cut->context, &cut->x, "x", NULL, &cut->record) < 0 ||
         read_dim(cut) < 0) {
         return -1;
     }

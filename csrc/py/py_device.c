@@ -93,7 +93,7 @@ static void give_back(void *loan)
     managed->deleter(managed);
 }
 
-static struct cp_lender lender_of(const struct array *array)
+struct cp_lender device_lender(const struct array *array)
 {
     struct cp_lender none = {NULL, NULL, NULL};
     return array->source == ARRAY_EXCHANGE
@@ -102,10 +102,11 @@ static struct cp_lender lender_of(const struct array *array)
 }
 
 int device_use(struct module_state *state, ContextObject *context,
-               const struct array *array, const char *name, struct cp_record *record)
+               const struct array *array, const char *name,
+               const struct cp_package *package, struct cp_record *record)
 {
     const struct cp_tensor *tensor = &array->tensor;
-    const struct cp_lender lender = lender_of(array);
+    const struct cp_lender lender = device_lender(array);
     if (cp_tensor_is_on_host(tensor)) {
         record->call.place = CP_ON_HOST;
         return 0;
@@ -115,7 +116,7 @@ int device_use(struct module_state *state, ContextObject *context,
         return -1;
     }
     enum cp_code code =
-        cp_context_use(context->core, accelerator, tensor->device_id, &lender);
+        cp_context_use(context->core, accelerator, tensor->device_id, &lender, package);
     if (code != CP_OK) {
         return py_check(state, fail_place(tensor, name, code));
     }

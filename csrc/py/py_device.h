@@ -5,10 +5,15 @@
 #include "py_context.h"
 #include "py_dlpack.h"
 
+/* Memory of the array's library; all zero where it lends none. */
+struct cp_lender device_lender(const struct array *array);
+
 /* Makes the context serve the array's device, with memory of its library where that lends any, and notes in the record
- * where the call is. 0, or -1 with an exception. */
+ * where the call is. `package`: of the call's backend, or NULL; borrowed until the call is over. 0, or -1 with an
+ * exception. */
 int device_use(struct module_state *state, ContextObject *context,
-               const struct array *array, const char *name, struct cp_record *record);
+               const struct array *array, const char *name,
+               const struct cp_package *package, struct cp_record *record);
 
 /* The stream that a call on these arrays belongs on: the first one's, behind those of the others; those without an
  * object count for nothing. NULL on the host. 0, or -1 with an exception. */

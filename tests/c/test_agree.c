@@ -51,6 +51,11 @@ TEST(the_lowest_rank_that_differs_is_named)
         records[odd].call.dtype = CP_DTYPE_FLOAT16;
         CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_TYPE);
         CHECK_STR_HAS(cp_last_error()->text, "float16");
+        attention(records, CP_EVEN);
+        records[odd].call.backend = CP_BACKEND_FLASH_HUB;
+        CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+        CHECK_STR_HAS(cp_last_error()->text, "differs from rank 0 in backend: ");
+        CHECK_STR_HAS(cp_last_error()->text, ", backend flash_hub");
     }
 }
 

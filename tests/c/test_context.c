@@ -500,6 +500,7 @@ static enum cp_code broken_attend(const struct cp_attend_args *args,
                                   struct cp_stream *stream)
 {
     CP_TRY(take_step());
+    CHECK_EQ_I64(args->backend, CP_BACKEND_NATIVE_MATH);
     return sound_kernel->attend(args, stream);
 }
 
@@ -522,6 +523,7 @@ static enum cp_code broken_grad(const struct cp_grad_args *args,
 {
     CP_TRY(take_step());
     CHECK_EQ_I64(args->has_dlse, has_dlse);
+    CHECK_EQ_I64(args->backend, CP_BACKEND_NATIVE_MATH);
     return sound_kernel->grad(args, stream);
 }
 
@@ -580,6 +582,7 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     struct cp_context *context = w->context[rank];
     struct cp_record record;
     scene_record(&w->scenes[0], rank, op, &record);
+    record.call.backend = CP_BACKEND_NATIVE_MATH;
     CP_TRY(cp_context_describe(context, &record));
     CP_TRY(cp_context_begin(context, &record, NULL));
     struct cp_plan_entry *entry = context->call;

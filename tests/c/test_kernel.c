@@ -853,14 +853,33 @@ TEST(list_is_ascending_and_named)
     CHECK_STR_HAS(cp_last_error()->text, "generic");
 }
 
+TEST(backends_of_the_host)
+{
+    for (int i = 0; i < CP_BACKEND_COUNT; i++) {
+        enum cp_backend backend = (enum cp_backend)i;
+        const struct cp_kernel_ops *ops = NULL;
+        struct cp_format format;
+        enum cp_code code =
+            cp_kernel_cpu_select(99, backend, CP_DTYPE_FLOAT32, 8, 8, &ops, &format);
+        CHECK_EQ_I64(code, cp_backend_is_on_host(backend) ? CP_OK : CP_ERR_VALUE);
+        CHECK((code == CP_OK) == (ops != NULL));
+        if (code != CP_OK) {
+            CHECK_STR_HAS(cp_last_error()->text, cp_backend_name(backend));
+            CHECK_STR_HAS(cp_last_error()->text,
+                          "cannot run on cpu; compatible ones are native, "
+                          "_native_math, _native_flash");
+        }
+    }
+}
+
 TEST(selection)
 {
     for (int limit = -1; limit <= cp_kernel_cpu_best() + 2; limit++) {
         for (int dtype = CP_DTYPE_NONE; dtype < CP_DTYPE_COUNT; dtype++) {
             const struct cp_kernel_ops *ops = NULL;
             struct cp_format format = {0}, described = {0};
-            enum cp_code code =
-                cp_kernel_cpu_select(limit, (enum cp_dtype)dtype, 65, 3, &ops, &format);
+            enum cp_code code = cp_kernel_cpu_select(
+                limit, CP_BACKEND_NATIVE, (enum cp_dtype)dtype, 65, 3, &ops, &format);
             CHECK_EQ_I64(code, cp_dtype_attends((enum cp_dtype)dtype)
                                    ? CP_OK
                                    : CP_ERR_UNSUPPORTED);
@@ -881,9 +900,9 @@ TEST(selection)
     }
     const struct cp_kernel_ops *ops = NULL;
     struct cp_format format;
-    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 0, 8, &ops, &format) ==
-          CP_ERR_UNSUPPORTED);
-    CHECK(cp_kernel_cpu_select(99, CP_DTYPE_FLOAT32, 8, 1 << 20, &ops, &format) ==
-          CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cpu_select(99, CP_BACKEND_NATIVE, CP_DTYPE_FLOAT32, 0, 8, &ops,
+                               &format) == CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cpu_select(99, CP_BACKEND_NATIVE, CP_DTYPE_FLOAT32, 8, 1 << 20,
+                               &ops, &format) == CP_ERR_UNSUPPORTED);
     CHECK(ops == NULL);
 }

@@ -148,8 +148,8 @@ static bool play(struct world *w, struct scene *scene, enum cp_op op,
     struct part parts[SCENE_MOST_RANKS];
     const struct cp_kernel_ops *kernel = NULL;
     struct cp_format format;
-    CHECK_EQ_I64(cp_kernel_cpu_select(0, scene->dtype, scene->dim, scene->value_dim,
-                                      &kernel, &format),
+    CHECK_EQ_I64(cp_kernel_cpu_select(0, CP_BACKEND_NATIVE, scene->dtype, scene->dim,
+                                      scene->value_dim, &kernel, &format),
                  CP_OK);
     for (int rank = 0; rank < w->size; rank++) {
         scene_record(scene, rank, op, &records[rank]);

@@ -10,6 +10,14 @@ KINDS = {
 }
 
 
+def kinds_of(backend):
+    """Return the kinds of calls that a backend takes: packages have no mask, and sage no grouped heads."""
+    is_native, is_sage = "native" in backend, "sage" in backend
+    return {
+        name: kind for name, kind in KINDS.items() if (is_native or not kind[3]) and (not is_sage or kind[0] == kind[1])
+    }
+
+
 def variants(world):
     """Return {name: fields of the config} for so many ranks."""
     found = {"ring": {"ring_degree": world}, "ring_anything": {"ring_degree": world, "ring_anything": True}}

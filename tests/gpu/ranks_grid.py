@@ -1,6 +1,6 @@
 """One rank: a grid of calls, forward and backward, on its GPU, each judged against float64. A JSON line for each case.
 
-Usage: ranks_grid.py DEVICE VARIANT     DEVICE is cuda or cpu, VARIANT a key of variants(world)
+Usage: ranks_grid.py DEVICE VARIANT [BACKEND]     DEVICE is cuda or cpu, VARIANT a key of variants(world)
 """
 
 import itertools
@@ -9,7 +9,7 @@ import sys
 import traceback
 
 import torch
-from grid import KINDS, variants
+from grid import kinds_of, variants
 from launch import say
 
 import cp_attn
@@ -37,8 +37,9 @@ def plain(q, k, v, mask, is_causal):
 def gradients(function, tensors, dout):
     """Return (outputs, gradients) of a function of q, k, v."""
     tensors = [x.detach().clone().requires_grad_() for x in tensors]
-    out, lse = function(*tensors)
-    return (out.detach(), lse.detach()), torch.autograd.grad(out, tensors, dout)
+    outs = function(*tensors)
+    grads = torch.autograd.grad(outs[0], tensors, dout) if outs[0].requires_grad else ()
+    return [x.detach() for x in (*outs, *grads)]
 
 
 def worst(got, want):
@@ -58,8 +59,8 @@ def split(x, lengths, dim=1):
     return x.split(lengths, dim)[RANK]
 
 
-def play(context, device, lengths, kind, dtype):
-    """One call forward and backward, at this rank's rows."""
+def play(context, device, lengths, kind, dtype, backend):
+    """One call forward and backward, at this rank's rows; `native` gives an lse too, whose gradient libraries lack."""
     heads, kv_heads, is_causal, has_mask = kind
     draw = torch.Generator().manual_seed(len(lengths) * 1000 + sum(lengths))
     rows = sum(lengths)
@@ -69,22 +70,31 @@ def play(context, device, lengths, kind, dtype):
 
     q, k, v, dout = random(heads), random(kv_heads), random(kv_heads), random(heads)
     mask = (torch.rand(BATCH, 1, rows, rows, generator=draw) > 0.3).to(device) if has_mask else None
-    truth = gradients(lambda *x: plain(*x, mask, is_causal), [x.double() for x in (q, k, v)], dout.double())
-    usual = gradients(lambda *x: plain(*x, mask, is_causal), (q, k, v), dout)
+    with_lse, is_quantised = backend == "native", "sage" in backend
+    names = ["out", *["lse"] * with_lse, *["dq", "dk", "dv"] * (not is_quantised)]
+
+    def textbook(q, k, v):
+        return plain(q, k, v, mask, is_causal)[: 1 + with_lse]
 
     def ours(q, k, v):
         own = None if mask is None else split(mask, lengths, 2)
-        return cp_attn.attention(q, k, v, context, attn_mask=own, is_causal=is_causal, enable_gqa=True, return_lse=True)
+        flags = {"attn_mask": own, "is_causal": is_causal, "enable_gqa": True, "backend": backend}
+        found = cp_attn.attention(q, k, v, context, return_lse=with_lse, **flags)
+        return found if with_lse else (found,)
 
-    got = gradients(ours, [split(x, lengths) for x in (q, k, v)], split(dout, lengths))
-    assert all(x.device == q.device for pair in got for x in pair)
-    names = ("out", "lse", "dq", "dk", "dv")
-    parts = [[x for pair in side for x in pair] for side in (got, usual, truth)]
-    for name, mine, common, want in zip(names, *parts, strict=True):
-        judge(name, mine, split(common, lengths), split(want, lengths), dtype, 3 if name[0] == "d" else 2)
+    with torch.set_grad_enabled(not is_quantised):
+        truth = gradients(textbook, [x.double() for x in (q, k, v)], dout.double())
+        usual = gradients(textbook, (q, k, v), dout)
+        got = gradients(ours, [split(x, lengths) for x in (q, k, v)], split(dout, lengths))
+    assert all(x.device == q.device for x in got)
+    for name, mine, common, want in zip(names, got, usual, truth, strict=True):
+        if is_quantised:
+            assert worst(mine, split(want, lengths)) <= 0.1
+        else:
+            judge(name, mine, split(common, lengths), split(want, lengths), dtype, 3 if name[0] == "d" else 2)
 
 
-def main(device, name):
+def main(device, name, backend="native"):
     config = variants(WORLD)[name]
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -94,10 +104,11 @@ def main(device, name):
     if not is_even:
         shapes += [[33 + 5 * r for r in range(WORLD)], [0 if r == 0 and WORLD > 1 else 40 for r in range(WORLD)]]
     with cp_attn.init(cp_attn.ContextParallelConfig(timeout=60.0, **config)) as context:
-        for lengths, (kind, fields), dtype in itertools.product(shapes, KINDS.items(), EPS):
+        kinds, dtypes = kinds_of(backend), [x for x in EPS if "native" in backend or x.itemsize == 2]
+        for lengths, (kind, fields), dtype in itertools.product(shapes, kinds.items(), dtypes):
             failed = None
             try:
-                play(context, device, lengths, fields, dtype)
+                play(context, device, lengths, fields, dtype, backend)
             except Exception:
                 failed = traceback.format_exc()
             say(case=f"{kind} {lengths} {dtype}", failed=failed)

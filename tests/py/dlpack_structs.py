@@ -2,7 +2,7 @@
 
 import ctypes
 
-PYTHON = ctypes.pythonapi
+PYTHON = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions others declare in their own way
 PYTHON.PyCapsule_New.restype = ctypes.py_object
 PYTHON.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 PYTHON.PyCapsule_IsValid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]

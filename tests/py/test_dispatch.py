@@ -14,8 +14,8 @@ Registry = attention_dispatch._AttentionBackendRegistry
 
 
 class Mark(dispatch.Marker):
-    def attend(self, arguments):
-        return sorted(arguments)
+    def attend(self, arguments, backend):
+        return [*sorted(arguments), backend]
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def test_every_argument_arrives(installed):
     for backend in Registry.list_backends():
         seen = call(Mark(), backend, attn_mask=4, is_causal=True, enable_gqa=True)
         assert {"query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"} <= set(seen)
+        assert seen[-1] == dispatch.name_of(backend)
 
 
 def test_other_calls_go_on_as_before(monkeypatch):
@@ -89,13 +90,16 @@ def test_another_build_of_diffusers(monkeypatch):
         dispatch.registry()
 
 
-EXACT = {  # torch's own backends
+TAKEN = {
     "cpu": ["native", "_native_math", "_native_flash"],
-    "cuda": ["native", "_native_math", "_native_flash", "_native_efficient", "_native_cudnn"],
+    "cuda": [
+        *("native", "_native_math", "_native_flash", "_native_efficient", "_native_cudnn"),
+        *("flash", "flash_hub", "flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
+    ],
 }
 
 
-@pytest.mark.parametrize("device", EXACT)
+@pytest.mark.parametrize("device", TAKEN)
 def test_backends_of_a_device(device):
     """These pass; any other that diffusers has is refused with the names that would do."""
     taken = []
@@ -106,8 +110,8 @@ def test_backends_of_a_device(device):
             taken.append(dispatch.name_of(backend))
         except ValueError as error:
             assert f"'blocks.0' of object uses the backend '{dispatch.name_of(backend)}'" in str(error)
-            assert str(error).endswith(f"cannot run on {device}; compatible ones are {', '.join(EXACT[device])}")
-    assert sorted(taken) == sorted(EXACT[device])
+            assert str(error).endswith(f"cannot run on {device}; compatible ones are {', '.join(TAKEN[device])}")
+    assert sorted(taken) == sorted(TAKEN[device])
 
 
 def test_other_devices_are_refused():

@@ -76,6 +76,10 @@ CALLS = [
     (lambda: (x(dtype="float16"),) * 3, {"scale": 1e300}, ValueError, ["scale=1e+300", "float16", "float32"]),
     (lambda: (x(),) * 3, {"dropout_p": 10**400}, ValueError, ["dropout_p", "float"]),
     (lambda: (x(),) * 3, {"dropout_p": 0.1}, ValueError, ["dropout_p", "0.1"]),
+    (lambda: (x(),) * 3, {"backend": None}, TypeError, ["backend", "NoneType"]),
+    (lambda: (x(),) * 3, {"backend": "flex"}, ValueError, ["backend='flex'", "native", "_flash_3_hub", "sage"]),
+    (lambda: (x(),) * 3, {"backend": "\ud800"}, ValueError, ["backend='\\ud800'", "native"]),
+    (lambda: (x(),) * 3, {"backend": "flash"}, ValueError, ["'flash' cannot run on cpu", "are native, _native_math"]),
     (lambda: (x(),) * 3, {"kv": "whole"}, ValueError, ["kv='whole'", "'sharded'", "'replicated'"]),
     (lambda: (x(),) * 3, {"kv": None}, ValueError, ["kv=None"]),
     (lambda: (x(),) * 3, {"is_causal": np.ones(3)}, ValueError, ["ambiguous"]),
@@ -123,7 +127,10 @@ def test_wrong_on_one_rank(ranks, make, keywords, error, words, odd):
     refused(ranks, call, error, *words, odd=odd)
 
 
-@pytest.mark.parametrize("keywords", [{"is_causal": True}, {"scale": 0.5}, {"return_lse": True}, {"kv": "replicated"}])
+@pytest.mark.parametrize(
+    "keywords",
+    [{"is_causal": True}, {"scale": 0.5}, {"return_lse": True}, {"kv": "replicated"}, {"backend": "_native_math"}],
+)
 def test_calls_that_differ(ranks, keywords):
     refused(
         ranks,

@@ -71,7 +71,7 @@ def test_class(name):
 
 
 def test_every_name_is_described():
-    described = {*FUNCTIONS, *CLASSES, "__version__", "_core"}
+    described = {*FUNCTIONS, *CLASSES, "__version__", "_core", "_backends"}
     module = {name for name in vars(_C) if not (name.startswith("__") and name != "__version__")}
     assert module == described
     assert _C.__version__ == cp_attn.__version__

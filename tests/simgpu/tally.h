@@ -104,11 +104,13 @@ static enum cp_code tally_grad(const struct cp_grad_args *args,
 
 static struct cp_kernel_ops tally_kernel;
 
-static enum cp_code tally_select(int limit, enum cp_dtype dtype, int64_t head_dim,
+static enum cp_code tally_select(int limit, enum cp_backend backend,
+                                 enum cp_dtype dtype, int64_t head_dim,
                                  int64_t value_dim, const struct cp_kernel_ops **out,
                                  struct cp_format *format)
 {
-    CP_TRY(cp_kernel_cuda_select(limit, dtype, head_dim, value_dim, out, format));
+    CP_TRY(
+        cp_kernel_cuda_select(limit, backend, dtype, head_dim, value_dim, out, format));
     *out = &tally_kernel;
     return CP_OK;
 }

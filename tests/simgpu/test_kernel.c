@@ -911,8 +911,8 @@ TEST(selection)
     for (int dtype = CP_DTYPE_NONE; dtype < CP_DTYPE_COUNT; dtype++) {
         const struct cp_kernel_ops *ops = NULL;
         struct cp_format format = {0};
-        enum cp_code code =
-            cp_kernel_cuda_select(0, (enum cp_dtype)dtype, 65, 3, &ops, &format);
+        enum cp_code code = cp_kernel_cuda_select(
+            0, CP_BACKEND_NATIVE, (enum cp_dtype)dtype, 65, 3, &ops, &format);
         bool attends = cp_dtype_attends((enum cp_dtype)dtype);
         CHECK_EQ_I64(code, attends ? CP_OK : CP_ERR_UNSUPPORTED);
         CHECK(attends ? ops == &cp_kernel_cuda_plain_ops : ops == NULL);
@@ -929,9 +929,9 @@ TEST(selection)
     }
     const struct cp_kernel_ops *ops = NULL;
     struct cp_format format;
-    CHECK(cp_kernel_cuda_select(0, CP_DTYPE_FLOAT32, 0, 8, &ops, &format) ==
-          CP_ERR_UNSUPPORTED);
-    CHECK(cp_kernel_cuda_select(0, CP_DTYPE_FLOAT32, 8, 1 << 20, &ops, &format) ==
-          CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cuda_select(0, CP_BACKEND_NATIVE, CP_DTYPE_FLOAT32, 0, 8, &ops,
+                                &format) == CP_ERR_UNSUPPORTED);
+    CHECK(cp_kernel_cuda_select(0, CP_BACKEND_NATIVE, CP_DTYPE_FLOAT32, 8, 1 << 20,
+                                &ops, &format) == CP_ERR_UNSUPPORTED);
     CHECK(ops == NULL);
 }

@@ -104,6 +104,35 @@ TEST(cudnn_comes_first_on_some_gpus)
     goes_to(block, "flash");
 }
 
+/* Whose op it is, wherever that takes the block; where not, as without a name. */
+TEST(a_named_op_goes_first)
+{
+    static const struct {
+        enum cp_backend backend;
+        const char *op, *gradient;
+    } rows[] = {
+        {CP_BACKEND_NATIVE, "cudnn", "flash"},
+        {CP_BACKEND_NATIVE_FLASH, "flash", "flash"},
+        {CP_BACKEND_NATIVE_EFFICIENT, "efficient", "efficient"},
+        {CP_BACKEND_NATIVE_CUDNN, "cudnn", "flash"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct cp_torch_block block = good_block();
+        TEST_CONTEXT("%s", cp_backend_name(rows[i].backend));
+        block.generation = 90;
+        block.backend = rows[i].backend;
+        goes_to(block, rows[i].op);
+        block.is_gradient = true;
+        goes_to(block, rows[i].gradient);
+        block.is_gradient = false;
+        block.dtype = CP_DTYPE_FLOAT32;
+        goes_to(block, "efficient");
+    }
+    struct cp_torch_block block = good_block();
+    block.backend = CP_BACKEND_NATIVE_CUDNN; /* third on this GPU */
+    goes_to(block, "cudnn");
+}
+
 TEST(the_table_chooses_for_gradients)
 {
     static const struct {
@@ -199,7 +228,8 @@ static const char *selected(const char *word, enum cp_dtype dtype, int64_t dim)
     struct cp_format format = {0};
     CHECK(word == NULL ? unsetenv("CP_ATTN_CUDA_KERNEL") == 0
                        : setenv("CP_ATTN_CUDA_KERNEL", word, 1) == 0);
-    enum cp_code code = cp_kernel_cuda_select(0, dtype, dim, dim, &ops, &format);
+    enum cp_code code =
+        cp_kernel_cuda_select(0, CP_BACKEND_NATIVE, dtype, dim, dim, &ops, &format);
     CHECK(unsetenv("CP_ATTN_CUDA_KERNEL") == 0);
     if (code == CP_OK) { /* ranks need not agree */
         CHECK_EQ_I64(format.id, CP_FORMAT_CUDA_PLAIN + dtype);
@@ -223,6 +253,32 @@ TEST(selection)
     CHECK_STR_HAS(cp_last_error()->text, "does not take this dtype");
     CHECK_EQ_STR(selected("flash", CP_DTYPE_FLOAT16, 64), "ValueError");
     CHECK(strstr(cp_last_error()->text, "\"flash\"; allowed: plain, torch") != NULL);
+    simtorch_load(false);
+}
+
+static const char *selected_for(enum cp_backend backend)
+{
+    const struct cp_kernel_ops *ops = NULL;
+    struct cp_format format;
+    enum cp_code code =
+        cp_kernel_cuda_select(0, backend, CP_DTYPE_FLOAT16, 64, 64, &ops, &format);
+    if (code == CP_OK) {
+        CHECK_EQ_I64(format.id, CP_FORMAT_CUDA_PLAIN + CP_DTYPE_FLOAT16);
+    }
+    return code == CP_OK ? ops->name : cp_code_name(code);
+}
+
+TEST(selection_by_backend)
+{
+    simtorch_load(true);
+    for (int i = 0; i < CP_BACKEND_COUNT; i++) {
+        enum cp_backend backend = (enum cp_backend)i;
+        TEST_CONTEXT("%s", cp_backend_name(backend));
+        CHECK_EQ_STR(selected_for(backend),
+                     cp_backend_is_package(backend)      ? "cuda_package"
+                     : backend == CP_BACKEND_NATIVE_MATH ? "cuda_plain"
+                                                         : "cuda_torch");
+    }
     simtorch_load(false);
 }
 
@@ -322,6 +378,22 @@ TEST(blocks_add_up)
     CHECK_NEAR(rig_sum(&rig), 3 * ROWS, 1e-4);
     CHECK_EQ_I64(simtorch_counts().flash, 7);
     CHECK_EQ_I64(simtorch_counts().causal, 3);
+    rig_close(&rig);
+}
+
+TEST(the_backend_names_the_op)
+{
+    struct rig rig;
+    REQUIRE(rig_open(&rig));
+    rig.args.backend = CP_BACKEND_NATIVE_EFFICIENT;
+    CHECK(rig_attend(&rig) == CP_OK);
+    CHECK_NEAR(rig_sum(&rig), ROWS, 1e-4);
+    CHECK_EQ_I64(simtorch_counts().efficient, 1);
+    rig.args.backend = CP_BACKEND_NATIVE_FLASH;
+    CHECK(rig_attend(&rig) == CP_OK);
+    CHECK_NEAR(rig_sum(&rig), 2 * ROWS, 1e-4);
+    CHECK_EQ_I64(simtorch_counts().flash, 1);
+    CHECK_EQ_I64(simtorch_counts().efficient, 1);
     rig_close(&rig);
 }
 
@@ -454,6 +526,19 @@ TEST(gradients_add_up)
     CHECK(rig_grad(&rig, &args) == CP_OK);
     CHECK_NEAR(rig_dv(&rig, &args), 2 + 1.0 / ROWS, 2e-3);
     CHECK_EQ_I64(simtorch_counts().flash_gradient, 3);
+    rig_close_grad(&rig, room);
+}
+
+TEST(the_backend_names_the_op_of_gradients)
+{
+    struct rig rig;
+    char *room = NULL;
+    REQUIRE(rig_open(&rig));
+    struct cp_grad_args args = rig_open_grad(&rig, &room);
+    args.backend = CP_BACKEND_NATIVE_EFFICIENT;
+    CHECK(rig_grad(&rig, &args) == CP_OK);
+    CHECK_NEAR(rig_dv(&rig, &args), 1, 1e-3);
+    CHECK_EQ_I64(simtorch_counts().flash_gradient, 0);
     rig_close_grad(&rig, room);
 }
 

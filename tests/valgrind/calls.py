@@ -55,9 +55,8 @@ def attend(context, mask=None, kv_heads=6, dtype="float32", kv="sharded", **keyw
     keywords = dict(keywords, attn_mask=whole, enable_gqa=True, kv=kv)
     out, lse = cp_attn.attention(*mine, context, return_lse=True, **keywords)
     assert np.abs(out - want[:, own]).max() < TOLERANCE[dtype]
-    grads = _C._attention_backward(
-        context, *mine, out, lse, dout[:, own], lse, whole, *map(keywords.get, ("is_causal", "scale")), True, kv
-    )
+    flags = *map(keywords.get, ("is_causal", "scale")), True, kv, "native"
+    grads = _C._attention_backward(context, *mine, out, lse, dout[:, own], lse, whole, *flags)
     assert all(np.isfinite(grad).all() for grad in grads) and np.isfinite(lse).all()
     assert np.array_equal(context.gather(out, 1)[:, own], out)
     assert np.isfinite(context.shard(q[..., ::2].transpose(0, 1, 3, 2), 1)).all()

@@ -67,8 +67,9 @@ def backward(ranks, put, q, k, v, out, lse, dout, **keywords):
     def call(r):
         arrays = [put(x[r], r) for x in (q, k, v, out, lse, dout)]
         mask = keywords.get("mask")
-        rest = (None, put(mask[r], r) if mask else None, keywords.get("is_causal", False), None, True, "sharded")
-        grads = _C._attention_backward(ranks.contexts[r], *arrays, *rest)
+        mask = put(mask[r], r) if mask else None
+        rest = mask, keywords.get("is_causal", False), None, True, "sharded", "native"
+        grads = _C._attention_backward(ranks.contexts[r], *arrays, None, *rest)
         return [sim.to_numpy(x) if not isinstance(x, np.ndarray) else x for x in grads]
 
     return ranks.run(call)
