@@ -115,8 +115,9 @@ int main(int argc, char **argv)
         return 2;
     }
     if (cp_kernel_cpu_parse(getenv("CP_ATTN_ISA"), &isa) != CP_OK ||
-        cp_kernel_cpu_select(isa, dtype_of(argv[5]), call.head_dim, call.value_dim,
-                             &kernel, &format) != CP_OK) {
+        cp_kernel_cpu_select(isa, (enum cp_backend)call.backend, dtype_of(argv[5]),
+                             call.head_dim, call.value_dim, &kernel,
+                             &format) != CP_OK) {
         return fail("no kernel");
     }
     call.format = format.id;
