@@ -326,7 +326,8 @@ static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
     struct cp_view src = arg_of(run, step, CP_ARG_SRC);
     struct cp_stream *stream = run->stream[step->lane];
-    return step->op == CP_STEP_COPY ? cp_spread_copy(&run->spread, &dst, &src, stream)
+    const struct cp_copy copy = {.dst = dst, .src = src};
+    return step->op == CP_STEP_COPY ? cp_spread_copy(&run->spread, &copy, 1, stream)
                                     : cp_spread_add(&run->spread, &dst, &src, stream);
 }
 
