@@ -9,7 +9,7 @@ static enum cp_code copy(struct cp_device *device, const struct cp_xfer *to,
     int64_t bytes = (int64_t)to->bytes;
     struct cp_view dst = cp_view_compact(to->data, CP_DTYPE_UINT8, 1, 1, 1, bytes);
     struct cp_view src = cp_view_compact(from->data, CP_DTYPE_UINT8, 1, 1, 1, bytes);
-    return device->ops->copy(device, &dst, &src, stream);
+    return cp_device_copy(device, &dst, &src, stream);
 }
 
 /* The first half of that kind at or behind `from`; `count`: there is none. */

@@ -1,6 +1,6 @@
 /* Strided copies, conversions and sums: one thread a unit, an element or a few that lie
  * side by side. Bound by memory; units are 16 bytes wide where alignment and strides
- * allow it. */
+ * allow it. Several copies are one launch, as long as one kernel does them. */
 #include "cuda_api.h"
 #include "launch.h"
 #include "number.cuh"
@@ -37,15 +37,32 @@ __device__ inline void find(const cp_nest &nest, uint32_t at, char *&dst,
 }
 
 /* What is done with a unit. */
-template <class Unit> struct move_unit {
-    static __device__ void apply(char *dst, const char *src)
+template <class Unit> __device__ inline void move_one(char *dst, const char *src)
+{
+    *(Unit *)dst = *(const Unit *)src;
+}
+
+/* Of any width, so that all moves are of one kernel. */
+struct move_unit {
+    static __device__ void apply(int64_t bytes, char *dst, const char *src)
     {
-        *(Unit *)dst = *(const Unit *)src;
+        switch (bytes) {
+        case 16:
+            return move_one<unit<uint64_t, 2>>(dst, src);
+        case 8:
+            return move_one<uint64_t>(dst, src);
+        case 4:
+            return move_one<uint32_t>(dst, src);
+        case 2:
+            return move_one<uint16_t>(dst, src);
+        default:
+            return move_one<uint8_t>(dst, src);
+        }
     }
 };
 
 template <class Dst, class Src, int N> struct convert_unit {
-    static __device__ void apply(char *dst, const char *src)
+    static __device__ void apply(int64_t, char *dst, const char *src)
     {
         unit<Src, N> from = *(const unit<Src, N> *)src;
         unit<Dst, N> to;
@@ -57,7 +74,7 @@ template <class Dst, class Src, int N> struct convert_unit {
 };
 
 template <class Src, int N> struct add_unit {
-    static __device__ void apply(char *dst, const char *src)
+    static __device__ void apply(int64_t, char *dst, const char *src)
     {
         unit<Src, N> from = *(const unit<Src, N> *)src;
         unit<cp_sum<Src>, N> to = *(unit<cp_sum<Src>, N> *)dst;
@@ -68,73 +85,121 @@ template <class Src, int N> struct add_unit {
     }
 };
 
-template <class Op>
-__global__ void __launch_bounds__(THREADS) each_kernel(cp_nest nest, uint32_t count)
+/* Nests that one launch does, each with blocks of its own. */
+constexpr int MOST = 24; /* below 32 */
+struct nests {
+    cp_nest nest[MOST];
+    uint32_t units[MOST];
+    uint32_t end[MOST]; /* blocks of this one and all before it; no nest: UINT32_MAX */
+};
+static_assert(sizeof(nests) <= 4096,
+              "what every driver takes as a kernel's parameters");
+
+template <class Op> __global__ void __launch_bounds__(THREADS) each_kernel(nests all)
 {
-    uint32_t at = blockIdx.x * THREADS + threadIdx.x;
-    if (at < count) {
+    int mine = 0; /* how many nests end before this block */
+    CP_CUDA_UNROLL
+    for (int more = 16; more > 0; more /= 2) {
+        int here = mine + more;
+        mine = here <= MOST && all.end[here - 1] <= blockIdx.x ? here : mine;
+    }
+    uint32_t first = mine > 0 ? all.end[mine - 1] : 0;
+    uint32_t at = (blockIdx.x - first) * THREADS + threadIdx.x;
+    if (at < all.units[mine]) {
+        const cp_nest &nest = all.nest[mine];
         char *dst;
         const char *src;
         find(nest, at, dst, src);
-        Op::apply(dst, src);
+        Op::apply(nest.dst_bytes, dst, src);
     }
 }
 
-using nest_kernel = void (*)(cp_nest, uint32_t);
+using nests_kernel = void (*)(nests);
 
-enum cp_code launch(nest_kernel kernel, const cp_nest &nest, cp_stream *stream)
+/* What is launched next: nests of one kernel. */
+struct queue {
+    cp_stream *stream;
+    nests_kernel kernel = nullptr;
+    nests all = {};
+    int count = 0;
+    uint32_t blocks = 0;
+};
+
+/* One move without gaps needs no kernel of ours. */
+bool is_run(const queue &next)
 {
-    int64_t count = cp_nest_count(&nest);
-    if (count > LONGEST) {
+    const cp_nest &nest = next.all.nest[0];
+    return next.kernel == each_kernel<move_unit> && next.count == 1 &&
+           nest.count == 1 && nest.axis[0].dst == nest.dst_bytes &&
+           nest.axis[0].src == nest.src_bytes;
+}
+
+enum cp_code flush(queue &next)
+{
+    enum cp_code code = CP_OK;
+    if (is_run(next)) {
+        const cp_nest &run = next.all.nest[0];
+        code = cp_cuda_check(
+            cudaMemcpyAsync(run.dst, run.src, (size_t)(run.axis[0].n * run.dst_bytes),
+                            cudaMemcpyDeviceToDevice, (cudaStream_t)next.stream),
+            "cudaMemcpyAsync");
+    } else {
+        code = cp_cuda_launch(next.kernel, next.blocks, THREADS, next.stream, next.all);
+    }
+    next.count = 0;
+    next.blocks = 0;
+    return code;
+}
+
+/* Queues it, behind a launch of what is queued where the two cannot be one. */
+enum cp_code put(queue &next, nests_kernel kernel, const cp_nest &nest)
+{
+    int64_t units = cp_nest_count(&nest);
+    if (units > LONGEST) {
         cp_nest halves[2];
         cp_nest_halve(&nest, halves);
-        CP_TRY(launch(kernel, halves[0], stream));
-        return launch(kernel, halves[1], stream);
+        CP_TRY(put(next, kernel, halves[0]));
+        return put(next, kernel, halves[1]);
     }
-    return cp_cuda_launch(kernel, (count + THREADS - 1) / THREADS, THREADS, stream,
-                          nest, (uint32_t)count);
+    if (next.count == MOST || next.kernel != kernel) {
+        CP_TRY(flush(next));
+    }
+    if (next.count == 0) {
+        next.kernel = kernel;
+        for (int i = 0; i < MOST; i++) {
+            next.all.end[i] = UINT32_MAX;
+        }
+    }
+    next.blocks += (uint32_t)((units + THREADS - 1) / THREADS);
+    next.all.nest[next.count] = nest;
+    next.all.units[next.count] = (uint32_t)units;
+    next.all.end[next.count] = next.blocks;
+    next.count += 1;
+    return CP_OK;
 }
 
-enum cp_code move(const cp_nest &nest, cp_stream *stream)
+enum cp_code move(queue &next, const cp_nest &nest)
 {
     int64_t bytes = 0;
     cp_nest by_byte = cp_nest_of_bytes(&nest);
-    if (by_byte.count == 1) {
-        return cp_cuda_check(
-            cudaMemcpyAsync(nest.dst, nest.src, (size_t)by_byte.axis[0].n,
-                            cudaMemcpyDeviceToDevice, (cudaStream_t)stream),
-            "cudaMemcpyAsync");
-    }
-    cp_nest wide = cp_nest_widen(&by_byte, WIDEST_MOVE, &bytes);
-    switch (bytes) {
-    case 16:
-        return launch(each_kernel<move_unit<unit<uint64_t, 2>>>, wide, stream);
-    case 8:
-        return launch(each_kernel<move_unit<uint64_t>>, wide, stream);
-    case 4:
-        return launch(each_kernel<move_unit<uint32_t>>, wide, stream);
-    case 2:
-        return launch(each_kernel<move_unit<uint16_t>>, wide, stream);
-    default:
-        return launch(each_kernel<move_unit<uint8_t>>, wide, stream);
-    }
+    return put(next, each_kernel<move_unit>,
+               cp_nest_widen(&by_byte, WIDEST_MOVE, &bytes));
 }
 
 /* `Wide` where units can be of WIDEST elements, else `One`. */
 template <class Wide, class One>
-enum cp_code launch_widest(const cp_nest &nest, cp_stream *stream)
+enum cp_code put_widest(queue &next, const cp_nest &nest)
 {
     int64_t width = 0;
     cp_nest wide = cp_nest_widen(&nest, WIDEST, &width);
-    return width == WIDEST ? launch(each_kernel<Wide>, wide, stream)
-                           : launch(each_kernel<One>, nest, stream);
+    return width == WIDEST ? put(next, each_kernel<Wide>, wide)
+                           : put(next, each_kernel<One>, nest);
 }
 
-template <class Dst, class Src>
-enum cp_code convert(const cp_nest &nest, cp_stream *stream)
+template <class Dst, class Src> enum cp_code convert(queue &next, const cp_nest &nest)
 {
-    return launch_widest<convert_unit<Dst, Src, WIDEST>, convert_unit<Dst, Src, 1>>(
-        nest, stream);
+    return put_widest<convert_unit<Dst, Src, WIDEST>, convert_unit<Dst, Src, 1>>(next,
+                                                                                 nest);
 }
 
 enum cp_code check_alignment(const cp_nest &nest, const char *verb)
@@ -145,10 +210,7 @@ enum cp_code check_alignment(const cp_nest &nest, const char *verb)
                          "%s of elements that are not aligned to their size", verb);
 }
 
-} // namespace
-
-enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
-                          struct cp_stream *stream)
+enum cp_code copy(queue &next, const cp_view *dst, const cp_view *src)
 {
     CP_TRY(cp_view_check_same(dst, src, "copy"));
     bool is_move = dst->dtype == src->dtype && cp_dtype_bytes(dst->dtype) > 0;
@@ -161,14 +223,26 @@ enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
     }
     cp_nest nest = cp_nest_init(dst, src);
     if (is_move) {
-        return move(nest, stream);
+        return move(next, nest);
     }
     CP_TRY(check_alignment(nest, "conversion"));
     return cp_with_type(dst->dtype, [&](auto to) {
         return cp_with_type(src->dtype, [&](auto from) {
-            return convert<decltype(to), decltype(from)>(nest, stream);
+            return convert<decltype(to), decltype(from)>(next, nest);
         });
     });
+}
+
+} // namespace
+
+enum cp_code cp_cuda_copy(const struct cp_copy *copies, int count,
+                          struct cp_stream *stream)
+{
+    queue next = {.stream = stream};
+    for (int i = 0; i < count; i++) {
+        CP_TRY(copy(next, &copies[i].dst, &copies[i].src));
+    }
+    return flush(next);
 }
 
 enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
@@ -184,8 +258,10 @@ enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
     }
     cp_nest nest = cp_nest_init(dst, src);
     CP_TRY(check_alignment(nest, "sum"));
-    return cp_with_type(src->dtype, [&](auto type) {
+    queue next = {.stream = stream};
+    CP_TRY(cp_with_type(src->dtype, [&](auto type) {
         using Src = decltype(type);
-        return launch_widest<add_unit<Src, WIDEST>, add_unit<Src, 1>>(nest, stream);
-    });
+        return put_widest<add_unit<Src, WIDEST>, add_unit<Src, 1>>(next, nest);
+    }));
+    return flush(next);
 }

@@ -12,7 +12,7 @@ extern "C" {
 /* As the entries of struct cp_device_ops (device/device.h). Converting and adding need
  * elements aligned to their size; equal dtypes are moved as bytes from anywhere. What is
  * added may be in any dtype that is summed in dst's (cp_dtype_sum). */
-enum cp_code cp_cuda_copy(const struct cp_view *dst, const struct cp_view *src,
+enum cp_code cp_cuda_copy(const struct cp_copy *copies, int count,
                           struct cp_stream *stream);
 enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
                          struct cp_stream *stream);

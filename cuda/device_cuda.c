@@ -78,12 +78,12 @@ static void cuda_free(struct cp_device *device, void *address_of_pointer)
     cp_cuda_free(of(device)->ordinal, address_of_pointer);
 }
 
-static enum cp_code cuda_copy(struct cp_device *device, const struct cp_view *dst,
-                              const struct cp_view *src, struct cp_stream *stream)
+static enum cp_code cuda_copy(struct cp_device *device, const struct cp_copy *copies,
+                              int count, struct cp_stream *stream)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
     CP_TRY(cp_cuda_enter(ordinal, &before));
-    return cp_cuda_leave(ordinal, before, cp_cuda_copy(dst, src, stream));
+    return cp_cuda_leave(ordinal, before, cp_cuda_copy(copies, count, stream));
 }
 
 static enum cp_code cuda_add(struct cp_device *device, const struct cp_view *dst,

@@ -68,8 +68,9 @@ struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
 enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
                                  struct cp_stream *stream)
 {
-    struct cp_view rows = cp_kernel_cuda_rows(dst, src->dtype);
-    return cp_cuda_copy(&rows, src, stream);
+    const struct cp_copy copy = {.dst = cp_kernel_cuda_rows(dst, src->dtype),
+                                 .src = *src};
+    return cp_cuda_copy(&copy, 1, stream);
 }
 
 const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 2, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
+enum { CP_DEVICE_ABI = 3, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
 /* The event behind all work of the call before. */
 enum { CP_DEVICE_EVENT_CALL = 0 };
@@ -23,9 +23,10 @@ struct cp_device_ops {
     enum cp_code (*alloc)(struct cp_device *device, size_t bytes, const char *what,
                           void **out);
     void (*free)(struct cp_device *device, void *address_of_pointer);
-    /* dst = src, converted where the dtypes differ (float types only). Equal n. */
-    enum cp_code (*copy)(struct cp_device *device, const struct cp_view *dst,
-                         const struct cp_view *src, struct cp_stream *stream);
+    /* dst = src, converted where the dtypes differ (float types only). Equal n. Several
+     * are done in any order: none writes what another reads or writes. */
+    enum cp_code (*copy)(struct cp_device *device, const struct cp_copy *copies,
+                         int count, struct cp_stream *stream);
     /* dst += src, both in dst's dtype (float32 or float64). Equal n. */
     enum cp_code (*add)(struct cp_device *device, const struct cp_view *dst,
                         const struct cp_view *src, struct cp_stream *stream);
@@ -55,6 +56,16 @@ struct cp_device {
 static inline bool cp_device_is_async(const struct cp_device *device)
 {
     return device->ops->lane != NULL;
+}
+
+/* One copy. */
+CP_NODISCARD static inline enum cp_code cp_device_copy(struct cp_device *device,
+                                                       const struct cp_view *dst,
+                                                       const struct cp_view *src,
+                                                       struct cp_stream *stream)
+{
+    const struct cp_copy copy = {.dst = *dst, .src = *src};
+    return device->ops->copy(device, &copy, 1, stream);
 }
 
 /* The host: stateless, never closed. */

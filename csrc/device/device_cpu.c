@@ -140,11 +140,8 @@ static void apply(const struct cp_view *dst, const struct cp_view *src,
     walk(&nest, nest.count - 1, nest.dst, nest.src, run);
 }
 
-static enum cp_code cpu_copy(struct cp_device *device, const struct cp_view *dst,
-                             const struct cp_view *src, struct cp_stream *stream)
+static enum cp_code copy_one(const struct cp_view *dst, const struct cp_view *src)
 {
-    (void)device;
-    (void)stream;
     CP_TRY(cp_view_check_same(dst, src, "copy"));
     run_function run = copy_run(dst->dtype, src->dtype);
     if (run == NULL) {
@@ -152,6 +149,17 @@ static enum cp_code cpu_copy(struct cp_device *device, const struct cp_view *dst
                        cp_dtype_name(src->dtype), cp_dtype_name(dst->dtype));
     }
     apply(dst, src, run);
+    return CP_OK;
+}
+
+static enum cp_code cpu_copy(struct cp_device *device, const struct cp_copy *copies,
+                             int count, struct cp_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    for (int i = 0; i < count; i++) {
+        CP_TRY(copy_one(&copies[i].dst, &copies[i].src));
+    }
     return CP_OK;
 }
 

@@ -545,8 +545,7 @@ enum cp_code cp_context_copy(struct cp_context *context, const struct cp_view *d
     struct cp_side *side = context->side;
     int before = 0;
     CP_TRY(cp_side_enter(side, &before));
-    return cp_side_leave(side, before,
-                         side->device->ops->copy(side->device, dst, src, stream));
+    return cp_side_leave(side, before, cp_device_copy(side->device, dst, src, stream));
 }
 
 void cp_context_abandon(struct cp_context *context)

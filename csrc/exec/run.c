@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "schedule/box_meet.h"
 
 /* Counters are 64 bits: the call's number above, the count within the call below. */
 enum { VALUE_BITS = 24 };
@@ -64,7 +65,28 @@ static int largest_group(const struct cp_schedule *schedule)
     return largest;
 }
 
-/* What is_awaited takes of the room, at its start. */
+static int most_copies(const struct cp_schedule *schedule)
+{
+    int most = 0;
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        int in_a_row = 0;
+        for (int32_t at = next_on_lane(schedule, lane, 0); at < schedule->step_count;
+             at = next_on_lane(schedule, lane, at + 1)) {
+            in_a_row = schedule->steps[at].op == CP_STEP_COPY ? in_a_row + 1 : 0;
+            most = in_a_row > most ? in_a_row : most;
+        }
+    }
+    return most;
+}
+
+/* What copies and is_awaited take of the room, in this order, at its start. */
+static size_t copies_bytes(const struct cp_schedule *schedule)
+{
+    return (size_t)cp_round_up((int64_t)most_copies(schedule) *
+                                   (int64_t)sizeof(struct cp_copy),
+                               CP_PANEL_ALIGN);
+}
+
 static size_t awaited_bytes(const struct cp_schedule *schedule)
 {
     int64_t places = (int64_t)CP_LANES * (schedule->step_count + 1);
@@ -73,7 +95,7 @@ static size_t awaited_bytes(const struct cp_schedule *schedule)
 
 size_t cp_run_room_bytes(const struct cp_schedule *schedule)
 {
-    return awaited_bytes(schedule) +
+    return copies_bytes(schedule) + awaited_bytes(schedule) +
            (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
 }
 
@@ -115,8 +137,12 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     memset(run, 0, sizeof *run);
     run->env = *env;
     run->schedule = schedule;
-    run->is_awaited = room;
-    run->xfers = (struct cp_xfer *)((char *)room + awaited_bytes(schedule));
+    char *rest = room;
+    run->copies = (struct cp_copy *)rest;
+    rest += copies_bytes(schedule);
+    run->is_awaited = (bool *)rest;
+    rest += awaited_bytes(schedule);
+    run->xfers = (struct cp_xfer *)rest;
     memcpy(run->tensors, tensors, sizeof run->tensors);
     run->spread = (struct cp_spread){
         .pool = env->pool,
@@ -179,13 +205,19 @@ static enum cp_code join_lanes(struct cp_run *run)
     return device->ops->record(device, run->env.stream, EVENT_CALLER);
 }
 
+/* Needs the step another lane's that its own stream does not wait for yet? */
+static bool must_await(const struct cp_run *run, const struct cp_step *step, int other)
+{
+    return other != step->lane && step->after[other] > run->awaited[step->lane][other];
+}
+
 /* The lane's stream waits for the steps of other lanes that its next one needs. */
 static enum cp_code await_lanes(struct cp_run *run, int lane)
 {
     const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
     struct cp_device *device = run->env.device;
     for (int other = 0; other < CP_LANES && cp_device_is_async(device); other++) {
-        if (other == lane || step->after[other] <= run->awaited[lane][other]) {
+        if (!must_await(run, step, other)) {
             continue;
         }
         CP_TRY(device->ops->await(device, run->stream[lane],
@@ -325,13 +357,55 @@ static enum cp_code pack(const struct cp_run *run, const struct cp_step *step)
     return cp_spread_pack(&run->spread, is_key, &dst, &src, stream);
 }
 
-static enum cp_code move(const struct cp_run *run, const struct cp_step *step)
+static enum cp_code add(const struct cp_run *run, const struct cp_step *step)
 {
     struct cp_view dst = arg_of(run, step, CP_ARG_DST);
     struct cp_view src = arg_of(run, step, CP_ARG_SRC);
-    struct cp_stream *stream = run->stream[step->lane];
-    return step->op == CP_STEP_COPY ? cp_spread_copy(&run->spread, &dst, &src, stream)
-                                    : cp_spread_add(&run->spread, &dst, &src, stream);
+    return cp_spread_add(&run->spread, &dst, &src, run->stream[step->lane]);
+}
+
+/* May the step at `at` be done with the copies of its lane from the cursor up to it? A
+ * launch is saved; but nobody may have to wait longer for the copies before. */
+static bool joins_copies(const struct cp_run *run, int32_t at, int count)
+{
+    const struct cp_schedule *schedule = run->schedule;
+    const struct cp_step *step = &schedule->steps[at];
+    int lane = step->lane;
+    bool joins =
+        step->op == CP_STEP_COPY && !*is_awaited(run, lane, run->done[lane] + count);
+    for (int other = 0; other < CP_LANES; other++) {
+        joins = joins && !must_await(run, step, other);
+    }
+    for (int32_t before = run->cursor[lane]; joins && before < at;
+         before = next_on_lane(schedule, lane, before + 1)) {
+        joins = cp_copies_are_free(schedule, &schedule->steps[before], step);
+    }
+    return joins;
+}
+
+/* The copies from the cursor on that go together: their number, and they in
+ * run->copies. On the host one, since messages are looked after between two steps. */
+static int gather_copies(struct cp_run *run, int lane)
+{
+    const struct cp_schedule *schedule = run->schedule;
+    bool may_join = cp_device_is_async(run->env.device);
+    int32_t at = run->cursor[lane];
+    int count = 0;
+    do {
+        const struct cp_step *step = &schedule->steps[at];
+        run->copies[count] = (struct cp_copy){.dst = arg_of(run, step, CP_ARG_DST),
+                                              .src = arg_of(run, step, CP_ARG_SRC)};
+        count += 1;
+        at = next_on_lane(schedule, lane, at + 1);
+    } while (may_join && at < schedule->step_count && joins_copies(run, at, count));
+    return count;
+}
+
+/* `done`: how many steps that were. */
+static enum cp_code copy(struct cp_run *run, int lane, int *done)
+{
+    *done = gather_copies(run, lane);
+    return cp_spread_copy(&run->spread, run->copies, *done, run->stream[lane]);
 }
 
 static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
@@ -413,8 +487,9 @@ static enum cp_code do_step(struct cp_run *run, int lane, int *done)
     *done = 1;
     switch ((enum cp_step_op)step->op) {
     case CP_STEP_COPY:
+        return copy(run, lane, done);
     case CP_STEP_REDUCE:
-        return move(run, step);
+        return add(run, step);
     case CP_STEP_ZERO:
         return zero(run, step);
     case CP_STEP_PACK:
@@ -474,7 +549,7 @@ static enum cp_code do_and_note(struct cp_run *run, int lane, int *done)
     return code;
 }
 
-/* One step, or one group of messages, of the lane. CP_AGAIN where it must wait. */
+/* One step of the lane, or a group of messages or of copies. CP_AGAIN where it must wait. */
 static enum cp_code advance(struct cp_run *run, int lane)
 {
     int done = 0;

@@ -8,8 +8,9 @@
  *
  * On an asynchronous device a step is done once it is enqueued. Each lane has a stream,
  * CP_LANE_COMPUTE the caller's own; what a step says of other lanes becomes events, and
- * steps are enqueued in the order of the schedule, which is that of all ranks. The
- * lanes' streams follow the caller's at the start and are joined to it at the end, so
+ * steps are enqueued in the order of the schedule, which is that of all ranks; copies of
+ * a lane in a row that are free of each other are given to the device together, up to
+ * one that another lane waits for. The lanes' streams follow the caller's at the start and are joined to it at the end, so
  * the caller may treat inputs and outputs as if all had happened on his stream. */
 #ifndef CP_EXEC_RUN_H
 #define CP_EXEC_RUN_H
@@ -47,8 +48,9 @@ struct cp_run {
     bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];
-    struct cp_xfer *xfers; /* room for the largest group, borrowed */
-    bool *is_awaited;      /* [lane][steps done]: another lane waits for that, or the
+    struct cp_xfer *xfers;  /* room for the largest group, borrowed */
+    struct cp_copy *copies; /* room for the most copies of a lane in a row, borrowed */
+    bool *is_awaited;       /* [lane][steps done]: another lane waits for that, or the
                               caller does; borrowed */
 };
 

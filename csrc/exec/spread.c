@@ -453,15 +453,22 @@ static enum cp_code spread_move(const struct cp_spread *spread, struct move_job 
     return cp_pool_run(spread->pool, job->parts, move_piece, job);
 }
 
-enum cp_code cp_spread_copy(const struct cp_spread *spread, const struct cp_view *dst,
-                            const struct cp_view *src, struct cp_stream *stream)
+enum cp_code cp_spread_copy(const struct cp_spread *spread,
+                            const struct cp_copy *copies, int count,
+                            struct cp_stream *stream)
 {
-    struct move_job job = {.move = spread->device->ops->copy,
-                           .device = spread->device,
-                           .dst = dst,
-                           .src = src,
-                           .stream = stream};
-    return spread_move(spread, &job);
+    if (is_alone(spread)) {
+        return spread->device->ops->copy(spread->device, copies, count, stream);
+    }
+    for (int i = 0; i < count; i++) {
+        struct move_job job = {.move = cp_device_copy,
+                               .device = spread->device,
+                               .dst = &copies[i].dst,
+                               .src = &copies[i].src,
+                               .stream = stream};
+        CP_TRY(spread_move(spread, &job));
+    }
+    return CP_OK;
 }
 
 enum cp_code cp_spread_add(const struct cp_spread *spread, const struct cp_view *dst,

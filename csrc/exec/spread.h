@@ -39,8 +39,7 @@ CP_NODISCARD enum cp_code cp_spread_pack(const struct cp_spread *spread, bool is
 
 /* As those of struct cp_device_ops. */
 CP_NODISCARD enum cp_code cp_spread_copy(const struct cp_spread *spread,
-                                         const struct cp_view *dst,
-                                         const struct cp_view *src,
+                                         const struct cp_copy *copies, int count,
                                          struct cp_stream *stream);
 CP_NODISCARD enum cp_code cp_spread_add(const struct cp_spread *spread,
                                         const struct cp_view *dst,

@@ -23,6 +23,11 @@ struct cp_view {
     enum cp_dtype dtype;
 };
 
+/* What is written and what is read. */
+struct cp_copy {
+    struct cp_view dst, src;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -527,12 +527,12 @@ static enum cp_code broken_grad(const struct cp_grad_args *args,
     return sound_kernel->grad(args, stream);
 }
 
-static enum cp_code broken_copy(struct cp_device *device, const struct cp_view *dst,
-                                const struct cp_view *src, struct cp_stream *stream)
+static enum cp_code broken_copy(struct cp_device *device, const struct cp_copy *copies,
+                                int count, struct cp_stream *stream)
 {
     (void)device;
     CP_TRY(take_step());
-    return cp_device_cpu()->ops->copy(cp_device_cpu(), dst, src, stream);
+    return cp_device_cpu()->ops->copy(cp_device_cpu(), copies, count, stream);
 }
 
 static enum cp_code broken_add(struct cp_device *device, const struct cp_view *dst,

@@ -116,7 +116,7 @@ static void check_random(struct test_rng *rng, enum cp_dtype to, enum cp_dtype f
     memcpy(want, got, sizeof want);
     do_slowly(&slow, &src, adds);
     CHECK_EQ_I64(adds ? cpu->ops->add(cpu, &dst, &src, NULL)
-                      : cpu->ops->copy(cpu, &dst, &src, NULL),
+                      : cp_device_copy(cpu, &dst, &src, NULL),
                  CP_OK);
     CHECK_EQ_BYTES(got, want, sizeof got);
 }
@@ -167,10 +167,30 @@ TEST(equal_dtypes_are_copied_as_bytes)
                                        k % n[3]};
                 memcpy(element(&slow, at), element(&src, at), bytes);
             }
-            CHECK_EQ_I64(cpu->ops->copy(cpu, &dst, &src, NULL), CP_OK);
+            CHECK_EQ_I64(cp_device_copy(cpu, &dst, &src, NULL), CP_OK);
             CHECK_EQ_BYTES(got, want, sizeof got);
         }
     }
+}
+
+TEST(several_copies_in_one_call)
+{
+    struct cp_device *cpu = cp_device_cpu();
+    float numbers[6] = {1, 2, 3, 4, 5, 6}, result[6] = {0};
+    struct cp_copy copies[3];
+    for (int i = 0; i < 3; i++) {
+        copies[i] = (struct cp_copy){
+            .dst = cp_view_compact(result + i, CP_DTYPE_FLOAT32, 1, 1, 1, 1),
+            .src = cp_view_compact(numbers + 5 - i, CP_DTYPE_FLOAT32, 1, 1, 1, 1)};
+    }
+    CHECK_EQ_I64(cpu->ops->copy(cpu, copies, 0, NULL), CP_OK);
+    CHECK_NEAR(result[0], 0, 0);
+    CHECK_EQ_I64(cpu->ops->copy(cpu, copies, 3, NULL), CP_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_NEAR(result[i], 6 - i, 0);
+    }
+    copies[2].dst.dtype = CP_DTYPE_INT32;
+    CHECK_EQ_I64(cpu->ops->copy(cpu, copies, 3, NULL), CP_ERR_INTERNAL);
 }
 
 TEST(what_is_refused)
@@ -178,24 +198,24 @@ TEST(what_is_refused)
     struct cp_device *cpu = cp_device_cpu();
     struct cp_view a = cp_view_compact(source, CP_DTYPE_FLOAT32, 1, 2, 3, 4);
     struct cp_view b = cp_view_compact(got, CP_DTYPE_FLOAT32, 1, 2, 4, 3);
-    CHECK_EQ_I64(cpu->ops->copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "axis 2: 4 and 3");
     b = cp_view_compact(got, CP_DTYPE_INT32, 1, 2, 3, 4);
-    CHECK_EQ_I64(cpu->ops->copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "no conversion from float32 to int32");
     CHECK_EQ_I64(cpu->ops->add(cpu, &b, &b, NULL), CP_ERR_INTERNAL);
     b = cp_view_compact(got, CP_DTYPE_FLOAT64, 1, 2, 3, 4);
     CHECK_EQ_I64(cpu->ops->add(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
     a.dtype = CP_DTYPE_NONE;
     b.dtype = CP_DTYPE_NONE;
-    CHECK_EQ_I64(cpu->ops->copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(cpu, &b, &a, NULL), CP_ERR_INTERNAL);
 }
 
 TEST(nothing_may_be_nowhere)
 {
     struct cp_device *cpu = cp_device_cpu();
     struct cp_view none = cp_view_compact(NULL, CP_DTYPE_FLOAT32, 1, 0, 3, 4);
-    CHECK_EQ_I64(cpu->ops->copy(cpu, &none, &none, NULL), CP_OK);
+    CHECK_EQ_I64(cp_device_copy(cpu, &none, &none, NULL), CP_OK);
     CHECK_EQ_I64(cpu->ops->add(cpu, &none, &none, NULL), CP_OK);
     CHECK_EQ_I64(cpu->ops->zero(cpu, NULL, 0, NULL), CP_OK);
 }

@@ -95,7 +95,7 @@ static void *dense(const struct cp_view *view, int64_t *bytes)
     *bytes = cp_view_count(view) * cp_dtype_bytes(view->dtype);
     to.data = block_new(*bytes);
     struct cp_device *cpu = cp_device_cpu();
-    CHECK_EQ_I64(cpu->ops->copy(cpu, &to, view, NULL), CP_OK);
+    CHECK_EQ_I64(cp_device_copy(cpu, &to, view, NULL), CP_OK);
     return to.data;
 }
 
@@ -305,13 +305,14 @@ TEST(copies_and_sums_are_the_same_with_threads)
         two = cp_view_compact(block_new(cp_view_count(&one) * 4), CP_DTYPE_FLOAT32,
                               n[0], n[1], n[2], dims);
         struct cp_device *cpu = cp_device_cpu();
-        CHECK_EQ_I64(cp_spread_copy(&spread, &one, &src, NULL), CP_OK);
+        const struct cp_copy copies[] = {{.dst = one, .src = src},
+                                         {.dst = half, .src = src}};
+        CHECK_EQ_I64(cp_spread_copy(&spread, copies, 2, NULL), CP_OK);
         check_same(&one, &src);
-        CHECK_EQ_I64(cp_spread_copy(&spread, &half, &src, NULL), CP_OK);
-        CHECK_EQ_I64(cpu->ops->copy(cpu, &want, &src, NULL), CP_OK);
+        CHECK_EQ_I64(cp_device_copy(cpu, &want, &src, NULL), CP_OK);
         check_same(&half, &want);
         CHECK_EQ_I64(cp_spread_add(&spread, &one, &src, NULL), CP_OK);
-        CHECK_EQ_I64(cpu->ops->copy(cpu, &two, &src, NULL), CP_OK);
+        CHECK_EQ_I64(cp_device_copy(cpu, &two, &src, NULL), CP_OK);
         CHECK_EQ_I64(cpu->ops->add(cpu, &two, &src, NULL), CP_OK);
         check_same(&one, &two);
         blocks_end(0);
@@ -328,7 +329,8 @@ TEST(an_error_of_one_thread_is_the_steps)
     struct cp_spread spread = {.pool = pool, .device = cp_device_cpu()};
     struct cp_view src = tensor(&rng, CP_DTYPE_FLOAT32, 1, 2000, 4, 64, true);
     struct cp_view dst = tensor(&rng, CP_DTYPE_BOOL, 1, 2000, 4, 64, false);
-    CHECK_EQ_I64(cp_spread_copy(&spread, &dst, &src, NULL), CP_ERR_INTERNAL);
+    const struct cp_copy copy = {.dst = dst, .src = src};
+    CHECK_EQ_I64(cp_spread_copy(&spread, &copy, 1, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "no conversion from float32 to bool");
     blocks_end(0);
     cp_pool_destroy(&pool);

@@ -120,12 +120,16 @@ static enum cp_code tally_select(int limit, enum cp_backend backend,
 static struct cp_device_ops tally_device;
 static const struct cp_device_ops *tally_inner;
 
-static enum cp_code tally_copy(struct cp_device *device, const struct cp_view *dst,
-                               const struct cp_view *src, struct cp_stream *stream)
+static enum cp_code tally_copy(struct cp_device *device, const struct cp_copy *copies,
+                               int count, struct cp_stream *stream)
 {
     uint64_t before = tally_operations();
-    return tally_note(TALLY_COPY, before, tally_bytes(dst),
-                      tally_inner->copy(device, dst, src, stream));
+    int64_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        bytes += tally_bytes(&copies[i].dst);
+    }
+    return tally_note(TALLY_COPY, before, bytes,
+                      tally_inner->copy(device, copies, count, stream));
 }
 
 static enum cp_code tally_add(struct cp_device *device, const struct cp_view *dst,

@@ -93,7 +93,7 @@ static void fill(struct test_rng *rng, char *room, enum cp_dtype dtype)
     }
     struct cp_view from = cp_view_compact(numbers, CP_DTYPE_FLOAT32, 1, 1, 1, count);
     struct cp_view to = cp_view_compact(room, dtype, 1, 1, 1, count);
-    CHECK(cpu->ops->copy(cpu, &to, &from, NULL) == CP_OK);
+    CHECK(cp_device_copy(cpu, &to, &from, NULL) == CP_OK);
 }
 
 /* Does it on the device and on the host, and compares all bytes of the room. */
@@ -117,9 +117,9 @@ static void check_same(const struct bench *bench, const struct cp_view *dst,
     upload(bench, bench->source, source, ROOM);
     upload(bench, bench->got, got, ROOM);
     CHECK((adds ? device->ops->add(device, &dst_there, &src_there, stream)
-                : device->ops->copy(device, &dst_there, &src_there, stream)) == CP_OK);
+                : cp_device_copy(device, &dst_there, &src_there, stream)) == CP_OK);
     CHECK((adds ? cpu->ops->add(cpu, &slow, src, NULL)
-                : cpu->ops->copy(cpu, &slow, src, NULL)) == CP_OK);
+                : cp_device_copy(cpu, &slow, src, NULL)) == CP_OK);
     download(bench, got, bench->got, ROOM);
     CHECK_EQ_BYTES(got, want, sizeof got);
 }
@@ -191,7 +191,7 @@ TEST(sums_of_halves)
         upload(&bench, bench.got, got, ROOM);
         CHECK(cp_cuda_add(&dst_there, &src_there, (struct cp_stream *)bench.stream) ==
               CP_OK);
-        CHECK(cpu->ops->copy(cpu, &add, &src, NULL) == CP_OK);
+        CHECK(cp_device_copy(cpu, &add, &src, NULL) == CP_OK);
         CHECK(cpu->ops->add(cpu, &slow, &add, NULL) == CP_OK);
         download(&bench, got, bench.got, ROOM);
         CHECK_EQ_BYTES(got, want, sizeof got);
@@ -226,6 +226,93 @@ TEST(equal_dtypes_are_copied_as_bytes)
     bench_close(&bench);
 }
 
+/* ---- several copies at once ---- */
+
+enum { MOST_COPIES = 70, SLOT = ROOM / 2 }; /* a copy's place; more than two launches */
+
+static char slots[MOST_COPIES * SLOT], slots_want[MOST_COPIES * SLOT];
+static char sources[4 * ROOM]; /* numbers of each of the floats */
+
+/* Bytes of any dtype from anywhere, or numbers of one of the floats as another. */
+static struct cp_copy random_copy(struct test_rng *rng, char *slot, bool converts)
+{
+    int64_t n[CP_AXES], from = test_rng_range(rng, 0, 3);
+    int64_t dtype = test_rng_range(rng, CP_DTYPE_NONE + 1, CP_DTYPE_COUNT - 1);
+    enum cp_dtype is = converts ? floats[from] : (enum cp_dtype)dtype;
+    enum cp_dtype becomes = converts ? floats[test_rng_range(rng, 0, 3)] : is;
+    bool is_odd = !converts && test_rng_range(rng, 0, 3) == 0;
+    int64_t step = is_odd ? 1 : cp_dtype_bytes(is);
+    do {
+        random_shape(rng, n);
+    } while (n[0] * n[1] * n[2] * n[3] * 16 > SLOT / 4);
+    char *there =
+        slot + test_rng_range(rng, 0, 3) * (is_odd ? 1 : cp_dtype_bytes(becomes));
+    return (struct cp_copy){
+        .dst = layout_in(rng, there, becomes, n),
+        .src = layout_in(rng, sources + from * ROOM + test_rng_range(rng, 0, 3) * step,
+                         is, n)};
+}
+
+TEST(several_copies_at_once)
+{
+    static const int counts[] = {0, 1, 2, 23, 24, 25, 49, MOST_COPIES};
+    struct test_rng rng = test_rng_init(8);
+    struct cp_device *cpu = cp_device_cpu();
+    struct bench bench;
+    void *from = NULL, *to = NULL;
+    REQUIRE(bench_open(&bench));
+    struct cp_device *device = bench.device;
+    REQUIRE(device->ops->alloc(device, sizeof sources, "sources", &from) == CP_OK);
+    REQUIRE(device->ops->alloc(device, sizeof slots, "slots", &to) == CP_OK);
+    for (int i = 0; i < 3 * (int)(sizeof counts / sizeof *counts); i++) {
+        struct cp_copy there[MOST_COPIES], here[MOST_COPIES];
+        int count = counts[i / 3];
+        TEST_CONTEXT("%d copies, %s", count,
+                     (const char *[]){"bytes", "numbers", "both"}[i % 3]);
+        for (int k = 0; k < 4; k++) {
+            fill(&rng, sources + k * ROOM, floats[k]);
+        }
+        memset(slots, 0x5a, sizeof slots);
+        memcpy(slots_want, slots, sizeof slots);
+        for (int k = 0; k < count; k++) {
+            bool converts = i % 3 == 1 || (i % 3 == 2 && test_rng_range(&rng, 0, 1));
+            struct cp_copy copy = random_copy(&rng, slots + k * SLOT, converts);
+            here[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, slots_want),
+                                       .src = copy.src};
+            there[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, to),
+                                        .src = moved(&copy.src, sources, from)};
+        }
+        upload(&bench, from, sources, sizeof sources);
+        upload(&bench, to, slots, sizeof slots);
+        CHECK_EQ_I64(cpu->ops->copy(cpu, here, count, NULL), CP_OK);
+        CHECK_EQ_I64(
+            device->ops->copy(device, there, count, (struct cp_stream *)bench.stream),
+            CP_OK);
+        download(&bench, slots, to, sizeof slots);
+        CHECK_EQ_BYTES(slots, slots_want, sizeof slots);
+    }
+    device->ops->free(device, &from);
+    device->ops->free(device, &to);
+    bench_close(&bench);
+}
+
+TEST(one_of_several_that_is_refused)
+{
+    struct bench bench;
+    REQUIRE(bench_open(&bench));
+    struct cp_device *device = bench.device;
+    struct cp_copy copies[2];
+    for (int i = 0; i < 2; i++) {
+        char *dst = (char *)bench.got + 64 * i;
+        copies[i].dst = cp_view_compact(dst, CP_DTYPE_FLOAT32, 1, 1, 2, 4);
+        copies[i].src = cp_view_compact(bench.source, CP_DTYPE_FLOAT32, 1, 1, 2, 4);
+    }
+    copies[1].src.dtype = CP_DTYPE_INT32;
+    CHECK_EQ_I64(device->ops->copy(device, copies, 2, NULL), CP_ERR_INTERNAL);
+    CHECK_STR_HAS(cp_last_error()->text, "no conversion from int32 to float32");
+    bench_close(&bench);
+}
+
 TEST(what_is_refused)
 {
     struct bench bench;
@@ -233,19 +320,19 @@ TEST(what_is_refused)
     struct cp_device *device = bench.device;
     struct cp_view a = cp_view_compact(bench.source, CP_DTYPE_FLOAT32, 1, 2, 3, 4);
     struct cp_view b = cp_view_compact(bench.got, CP_DTYPE_FLOAT32, 1, 2, 4, 3);
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "axis 2: 4 and 3");
     b = cp_view_compact(bench.got, CP_DTYPE_INT32, 1, 2, 3, 4);
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "no conversion from float32 to int32");
     CHECK_EQ_I64(device->ops->add(device, &b, &b, NULL), CP_ERR_INTERNAL);
     b = cp_view_compact(bench.got, CP_DTYPE_FLOAT64, 1, 2, 3, 4);
     CHECK_EQ_I64(device->ops->add(device, &b, &a, NULL), CP_ERR_INTERNAL);
     b.data += 4;
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
     CHECK_STR_HAS(cp_last_error()->text, "not aligned");
     a.dtype = b.dtype = CP_DTYPE_NONE;
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, NULL), CP_ERR_INTERNAL);
     bench_close(&bench);
     struct cp_device *none = NULL;
     CHECK_EQ_I64(cp_device_cuda_create(-1, &none), CP_ERR_VALUE);
@@ -261,7 +348,7 @@ TEST(nothing_may_be_nowhere)
     REQUIRE(bench_open(&bench));
     struct cp_device *device = bench.device;
     struct cp_view none = cp_view_compact(NULL, CP_DTYPE_FLOAT32, 1, 0, 3, 4);
-    CHECK_EQ_I64(device->ops->copy(device, &none, &none, NULL), CP_OK);
+    CHECK_EQ_I64(cp_device_copy(device, &none, &none, NULL), CP_OK);
     CHECK_EQ_I64(device->ops->add(device, &none, &none, NULL), CP_OK);
     CHECK_EQ_I64(device->ops->zero(device, NULL, 0, NULL), CP_OK);
     bench_close(&bench);

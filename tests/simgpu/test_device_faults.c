@@ -56,7 +56,7 @@ TEST(entries_say_what_failed)
             }
             enum cp_code code = entry == 0
                                     ? device->ops->alloc(device, 64, "more", &more)
-                                : entry == 1 ? device->ops->copy(device, &b, &a, lane)
+                                : entry == 1 ? cp_device_copy(device, &b, &a, lane)
                                 : entry == 2 ? device->ops->add(device, &b, &a, lane)
                                 : entry == 3 ? device->ops->zero(device, data, 64, lane)
                                 : entry == 4 ? device->ops->record(device, lane, 0)
@@ -75,6 +75,47 @@ TEST(entries_say_what_failed)
     cp_device_cuda_destroy(&device);
 }
 
+/* Copies that one kernel does are one launch, up to 24 of them: moves of any width are,
+ * conversions between two dtypes in units of one width. */
+TEST(copies_share_launches)
+{
+    enum { MOST = 50, BYTES = 1 << 12 };
+    static const struct {
+        int count;
+        bool changes_width, converts; /* of every other copy */
+        uint64_t launches;
+    } cases[] = {{2, false, false, 1},  {24, true, false, 1}, {25, true, false, 2},
+                 {50, false, false, 3}, {2, false, true, 2},  {6, true, true, 6}};
+    simgpu_reset();
+    struct cp_device *device = NULL;
+    void *data = NULL;
+    REQUIRE(cp_device_cuda_create(0, &device) == CP_OK);
+    REQUIRE(device->ops->alloc(device, MOST * BYTES, "a block", &data) == CP_OK);
+    struct cp_stream *lane = device->ops->lane(device, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct cp_copy copies[MOST];
+        TEST_CONTEXT("case %zu", i);
+        for (int k = 0; k < cases[i].count; k++) {
+            bool is_odd = k % 2 == 1;
+            int64_t n = cases[i].changes_width && is_odd ? 7 : 8;
+            struct cp_view view =
+                cp_view_compact((char *)data + k * BYTES, CP_DTYPE_FLOAT32, 1, 1, 4, n);
+            copies[k] = (struct cp_copy){.dst = view, .src = view};
+            copies[k].dst.data += BYTES / 2;
+            if (cases[i].converts && is_odd) {
+                copies[k].dst.dtype = CP_DTYPE_BFLOAT16;
+            }
+        }
+        simgpu_reset();
+        CHECK_EQ_I64(device->ops->copy(device, copies, cases[i].count, lane), CP_OK);
+        struct simgpu_stats stats = simgpu_stats();
+        CHECK_EQ_U64(stats.launches + stats.copies, cases[i].launches);
+    }
+    CHECK(cudaStreamSynchronize((cudaStream_t)lane) == cudaSuccess);
+    device->ops->free(device, &data);
+    cp_device_cuda_destroy(&device);
+}
+
 /* What the entries cost: one thing asked of the device each. */
 TEST(entries_ask_the_device_once)
 {
@@ -88,12 +129,12 @@ TEST(entries_ask_the_device_once)
     b.data += 2048;
     simgpu_reset();
     CHECK_EQ_I64(device->ops->zero(device, data, 256, lane), CP_OK);
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, lane), CP_OK);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, lane), CP_OK);
     CHECK_EQ_U64(simgpu_stats().copies, 1);
     CHECK_EQ_U64(simgpu_stats().launches, 0);
     a.n[2] = b.n[2] = 4; /* one run */
     a.stride[2] *= 2;    /* no more */
-    CHECK_EQ_I64(device->ops->copy(device, &b, &a, lane), CP_OK);
+    CHECK_EQ_I64(cp_device_copy(device, &b, &a, lane), CP_OK);
     CHECK_EQ_U64(simgpu_stats().launches, 1);
     CHECK_EQ_I64(device->ops->add(device, &b, &b, lane), CP_OK);
     CHECK_EQ_U64(simgpu_stats().launches, 2);

@@ -127,8 +127,8 @@ static void view_exchange(const struct cp_view *view, double *numbers, bool is_w
     struct cp_device *cpu = cp_device_cpu();
     struct cp_view dense = cp_view_compact(numbers, CP_DTYPE_FLOAT64, view->n[0],
                                            view->n[1], view->n[2], view->n[3]);
-    CHECK((is_write ? cpu->ops->copy(cpu, view, &dense, NULL)
-                    : cpu->ops->copy(cpu, &dense, view, NULL)) == CP_OK);
+    CHECK((is_write ? cp_device_copy(cpu, view, &dense, NULL)
+                    : cp_device_copy(cpu, &dense, view, NULL)) == CP_OK);
 }
 
 /* `rng` NULL: packed, else in any order. `numbers` NULL: all bytes are 0xff. */

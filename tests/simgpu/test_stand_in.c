@@ -49,8 +49,8 @@ static void exchange(const struct cp_view *view, double *numbers, bool is_write)
     struct cp_device *cpu = cp_device_cpu();
     struct cp_view dense = cp_view_compact(numbers, CP_DTYPE_FLOAT64, view->n[0],
                                            view->n[1], view->n[2], view->n[3]);
-    CHECK((is_write ? cpu->ops->copy(cpu, view, &dense, NULL)
-                    : cpu->ops->copy(cpu, &dense, view, NULL)) == CP_OK);
+    CHECK((is_write ? cp_device_copy(cpu, view, &dense, NULL)
+                    : cp_device_copy(cpu, &dense, view, NULL)) == CP_OK);
 }
 
 static void place(struct test_rng *rng, int role, enum cp_dtype dtype,

@@ -1,0 +1,207 @@
+/* Which copies the executor gives to an asynchronous device together. The schedules are made
+ * by hand, and the device notes what it is given; of copies that come together it does the
+ * last one first. */
+#include "base/mem.h"
+#include "exec/run.h"
+#include "test.h"
+
+enum { ROOM = 64, MOST_STEPS = 12, MOST_NOTES = 400 };
+
+/* ---- the device ---- */
+
+static char
+    notes[MOST_NOTES]; /* "copy 3; record 12; ", for a lane's events and copies */
+static bool notes_events;
+
+static void note(const char *what, int number)
+{
+    size_t used = strlen(notes);
+    (void)snprintf(notes + used, sizeof notes - used, "%s %d; ", what, number);
+}
+
+static enum cp_code noting_copy(struct cp_device *device, const struct cp_copy *copies,
+                                int count, struct cp_stream *stream)
+{
+    (void)device;
+    note("copy", count);
+    for (int i = count - 1; i >= 0; i--) {
+        CP_TRY(cp_device_cpu()->ops->copy(cp_device_cpu(), &copies[i], 1, stream));
+    }
+    return CP_OK;
+}
+
+static enum cp_code noting_add(struct cp_device *device, const struct cp_view *dst,
+                               const struct cp_view *src, struct cp_stream *stream)
+{
+    (void)device;
+    note("add", 1);
+    return cp_device_cpu()->ops->add(cp_device_cpu(), dst, src, stream);
+}
+
+static struct cp_stream *noting_lane(struct cp_device *device, int lane)
+{
+    (void)device;
+    (void)lane;
+    return NULL;
+}
+
+static enum cp_code noting_record(struct cp_device *device, struct cp_stream *stream,
+                                  int event)
+{
+    (void)device;
+    (void)stream;
+    if (notes_events && event != CP_DEVICE_EVENT_CALL) {
+        note("record", event);
+    }
+    return CP_OK;
+}
+
+static enum cp_code noting_await(struct cp_device *device, struct cp_stream *stream,
+                                 int event)
+{
+    (void)device;
+    (void)stream;
+    if (notes_events && event != CP_DEVICE_EVENT_CALL) {
+        note("await", event);
+    }
+    return CP_OK;
+}
+
+static const struct cp_device_ops noting_ops = {
+    .name = "noting",
+    .abi = CP_DEVICE_ABI,
+    .copy = noting_copy,
+    .add = noting_add,
+    .lane = noting_lane,
+    .record = noting_record,
+    .await = noting_await,
+};
+static struct cp_device noting_device = {.ops = &noting_ops};
+
+/* ---- schedules ---- */
+
+/* The workspace is numbers; a buffer is one of them, but for the last, which is two. */
+enum { BOTH = ROOM / 4, BUFFERS };
+
+static struct cp_buffer buffers[BUFFERS];
+static struct cp_step steps[MOST_STEPS];
+static struct cp_schedule schedule;
+static float numbers[ROOM / 4];
+
+static void begin(void)
+{
+    static struct cp_plan plan;
+    memset(steps, 0, sizeof steps);
+    memset(notes, 0, sizeof notes);
+    notes_events = false;
+    for (int i = 0; i < BUFFERS; i++) {
+        bool is_both = i == BOTH; /* numbers 0 and 1 */
+        buffers[i] = (struct cp_buffer){.kind = CP_BUFFER_SCRATCH,
+                                        .dtype = CP_DTYPE_FLOAT32,
+                                        .offset_bytes = is_both ? 0 : 4 * i,
+                                        .bytes = is_both ? 8 : 4,
+                                        .n = {1, 1, 1, is_both ? 2 : 1},
+                                        .stride_bytes = {8, 8, 8, 4}};
+    }
+    for (int i = 0; i < ROOM / 4; i++) {
+        numbers[i] = (float)i;
+    }
+    schedule = (struct cp_schedule){.plan = &plan,
+                                    .buffers = buffers,
+                                    .buffer_count = BUFFERS,
+                                    .steps = steps,
+                                    .scratch_bytes = ROOM};
+}
+
+static struct cp_step *add_step(enum cp_step_op op, enum cp_lane lane, int dst, int src)
+{
+    struct cp_step *step = &steps[schedule.step_count];
+    step->op = (uint8_t)op;
+    step->lane = (uint8_t)lane;
+    step->arg[CP_ARG_DST] = (struct cp_box){.buffer = dst, .n = {1, 1, 1, 1}};
+    step->arg[CP_ARG_SRC] = (struct cp_box){.buffer = src, .n = {1, 1, 1, 1}};
+    schedule.step_count += 1;
+    return step;
+}
+
+static void play(struct cp_device *device)
+{
+    static const struct cp_view tensors[CP_TENSORS];
+    struct cp_run run;
+    void *room = NULL;
+    struct cp_run_env env = {
+        .device = device, .scratch = (char *)numbers, .operation = "a test"};
+    REQUIRE(cp_mem_create(cp_run_room_bytes(&schedule), "a test", &room) == CP_OK);
+    cp_run_init(&run, &env, &schedule, tensors, room);
+    CHECK_EQ_I64(cp_run_poll(&run), CP_OK);
+    cp_mem_destroy(&room);
+}
+
+TEST(free_copies_in_a_row_go_together)
+{
+    begin();
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_COMPUTE, 4, 3); /* another lane is not in between */
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 10, 3);
+    add_step(CP_STEP_REDUCE, CP_LANE_IN, 10, 8);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 11, 10);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 12, 10);
+    play(&noting_device);
+    CHECK_EQ_STR(notes, "copy 3; copy 1; add 1; copy 2; ");
+    CHECK_NEAR(numbers[8], 2, 0);
+    CHECK_NEAR(numbers[9], 2, 0);
+    CHECK_NEAR(numbers[11], 5, 0);
+    CHECK_NEAR(numbers[12], 5, 0);
+}
+
+TEST(a_copy_of_what_another_writes_comes_after_it)
+{
+    begin();
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 8); /* reads */
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 3); /* is read before */
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 4); /* is written before */
+    add_step(CP_STEP_COPY, CP_LANE_IN, 0, 5);
+    add_step(CP_STEP_COPY, CP_LANE_IN, BOTH, 6); /* lies there too */
+    play(&noting_device);
+    CHECK_EQ_STR(notes, "copy 1; copy 1; copy 1; copy 2; copy 1; ");
+    CHECK_NEAR(numbers[9], 2, 0);
+    CHECK_NEAR(numbers[8], 4, 0);
+    CHECK_NEAR(numbers[0], 6, 0);
+}
+
+TEST(nobody_waits_longer_for_copies_that_go_together)
+{
+    begin();
+    notes_events = true;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 3);
+    add_step(CP_STEP_COPY, CP_LANE_OUT, 7, 9)->after[CP_LANE_IN] = 2;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 10, 4);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 11, 5);
+    /* Waits for another lane itself, and so does the next, which need not. */
+    add_step(CP_STEP_COPY, CP_LANE_IN, 12, 7)->after[CP_LANE_OUT] = 1;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 13, 7)->after[CP_LANE_OUT] = 1;
+    play(&noting_device);
+    char want[MOST_NOTES];
+    int in = 1, out = 1 + 2 * ((CP_DEVICE_EVENTS - 1) / CP_LANES); /* events of lanes */
+    (void)snprintf(want, sizeof want,
+                   "copy 2; record %d; await %d; copy 1; record %d; "
+                   "copy 2; await %d; copy 2; record %d; await %d; await %d; ",
+                   in + 2, in + 2, out + 1, out + 1, in + 6, in + 6, out + 1);
+    CHECK_EQ_STR(notes, want);
+    CHECK_NEAR(numbers[13], 3, 0);
+}
+
+TEST(the_host_looks_after_messages_between_two_copies)
+{
+    begin();
+    struct cp_device_ops host_ops = noting_ops;
+    host_ops.lane = NULL;
+    struct cp_device host = {.ops = &host_ops};
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 3);
+    play(&host);
+    CHECK_EQ_STR(notes, "copy 1; copy 1; ");
+}
