@@ -1,7 +1,7 @@
 """How near the CPU kernels come to the core's peak, and how torch does in the same run.
 
-``python -m benchmarks.kernels`` compiles csrc/kernel with benchmarks/bench_kernel.c, pins itself
-to one core and alternates that program with torch's scaled_dot_product_attention on one thread.
+``python -m benchmarks.kernels`` links benchmarks/bench_kernel.c with the C core, pins itself to one
+core and alternates that program with torch's scaled_dot_product_attention on one thread.
 """
 
 import argparse

@@ -16,6 +16,8 @@
 static const int looks = 1000;
 /* A bell loses no ring; this only bounds what a fault there could cost. */
 static const int64_t sleep_ns = 1000000000;
+/* A thread takes one of so many parts of its even share of what is left. */
+enum { PARTS = 8 };
 
 struct worker {
     struct cp_pool *pool;
@@ -43,15 +45,18 @@ struct cp_pool {
     struct worker workers[];
 };
 
-/* Takes a piece: its number, or -1. */
-static int64_t take(struct cp_pool *pool)
+/* Takes pieces, several where many are left: small ones would cost less than the taking.
+ * The number of the first, or -1; `count`: how many. */
+static int64_t take(struct cp_pool *pool, int64_t *count)
 {
     int64_t left = atomic_load_explicit(&pool->left, memory_order_relaxed);
     CP_POINT("pool: before taking");
     while (left > 0) {
+        int64_t share = left / ((int64_t)PARTS * pool->threads);
+        *count = share > 1 ? share : 1;
         /* acquire: pairs with the release in cp_pool_run, which has written the job. If `left` was
-         * that of an earlier job, it is a piece of this one all the same. */
-        if (atomic_compare_exchange_weak_explicit(&pool->left, &left, left - 1,
+         * that of an earlier job, they are pieces of this one all the same. */
+        if (atomic_compare_exchange_weak_explicit(&pool->left, &left, left - *count,
                                                   memory_order_acquire,
                                                   memory_order_relaxed)) {
             return pool->pieces - left;
@@ -71,13 +76,17 @@ static void note_error(struct cp_pool *pool)
 /* Pieces until none is left. */
 static void do_pieces(struct cp_pool *pool, int worker)
 {
-    for (int64_t piece = take(pool); piece >= 0; piece = take(pool)) {
-        if (pool->work(pool->arg, piece, worker) != CP_OK) {
-            note_error(pool);
+    int64_t count = 0;
+    for (int64_t first = take(pool, &count); first >= 0; first = take(pool, &count)) {
+        for (int64_t piece = first; piece < first + count; piece++) {
+            if (pool->work(pool->arg, piece, worker) != CP_OK) {
+                note_error(pool);
+            }
         }
         CP_POINT("pool: before done");
-        /* release: what the piece has written; pairs with the acquire in is_done. */
-        if (atomic_fetch_sub_explicit(&pool->undone, 1, memory_order_release) == 1) {
+        /* release: what the pieces have written; pairs with the acquire in is_done. */
+        if (atomic_fetch_sub_explicit(&pool->undone, count, memory_order_release) ==
+            count) {
             cp_bell_ring(&pool->done_bell);
         }
     }

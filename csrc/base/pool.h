@@ -1,5 +1,5 @@
 /* The threads of a rank. A job is cut into pieces, and each of the threads, the caller's
- * among them, takes the next piece until none is left.
+ * among them, takes the next ones until none is left.
  *
  * The others look for a job for some microseconds after the last one, then sleep: jobs of
  * one call come close together, and between calls the cores are the caller's. One that

@@ -1,4 +1,5 @@
-/* Threads of the library's own: signals go to the caller's. */
+/* Threads of the library's own: signals go to the caller's, save those of their
+ * own faults. */
 #ifndef CP_BASE_THREAD_H
 #define CP_BASE_THREAD_H
 

@@ -9,8 +9,8 @@ struct cp_side {
     struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
     struct cp_device *device;
     struct cp_kernel_list kernels;
-    int threads;          /* that a call may use, the caller's with them; 0: one */
-    struct cp_pool *pool; /* owned; NULL: no call has needed more than the caller's */
+    int threads;             /* that a call may use, the caller's with them; 0: one */
+    struct cp_pool *pool;    /* owned; NULL: the caller's alone, or no call yet */
     struct cp_lender lender; /* of the next workspace; all zero: the device itself */
     const struct cp_package *package; /* of the call under way, or NULL; borrowed */
     int ordinal;                      /* the device's, for the lender */

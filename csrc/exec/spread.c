@@ -1,11 +1,10 @@
 /* How each step is cut.
  *
  *   attend, finish   batch x query head x rows        in whole groups of rows of the state
- *   delta            batch x rows
  *   pack             batch x key/value head x keys    in whole groups of keys of the panel
  *   grad             batch x key/value head, each as n x n boxes of rows and keys: dq belongs to rows, dk and dv to
  *                    keys, so n boxes that share neither go together, then the next n
- *   copy, add        the longest axis but the last
+ *   delta, copy, add the longest axis but the last
  *   zero             bytes
  *
  * Sums that attend makes do not depend on the number of threads; those of grad are taken in another order where n is
@@ -90,6 +89,16 @@ static int64_t wanted_of_bytes(const struct cp_spread *spread,
     int64_t wanted = (int64_t)cp_pool_threads(spread->pool) * MEMORY_PIECES;
     int64_t bytes = cp_view_count(view) * cp_dtype_bytes(view->dtype);
     return at_most(wanted, bytes / piece_bytes);
+}
+
+/* Of (batch, rows, heads): the last axis is what kernels and copies go along. */
+static int longest_axis(const struct cp_view *view)
+{
+    int longest = 0;
+    for (int axis = 1; axis < CP_AXES - 1; axis++) {
+        longest = view->n[axis] > view->n[longest] ? axis : longest;
+    }
+    return longest;
 }
 
 static bool is_alone(const struct cp_spread *spread)
@@ -233,33 +242,38 @@ enum cp_code cp_spread_finish(const struct cp_spread *spread,
 
 /* ---- delta ---- */
 
+struct delta_job {
+    const struct cp_spread *spread;
+    const struct cp_delta_args *args;
+    struct cp_stream *stream;
+    int axis;
+    int64_t parts;
+};
+
 static enum cp_code delta_piece(void *arg, int64_t piece, int worker)
 {
-    const struct rows_job *job = arg;
-    struct cp_delta_args args = *(const struct cp_delta_args *)job->args;
-    struct range rows = part_of(job->rows, job->granule, job->parts, piece);
+    const struct delta_job *job = arg;
+    struct cp_delta_args args = *job->args;
+    struct range range = part_of(args.out.n[job->axis], 1, job->parts, piece);
     (void)worker;
-    cut(&args.out, 1, rows);
-    cut(&args.dout, 1, rows);
-    cut(&args.dlse, 1, rows);
-    cut(&args.delta, 1, rows);
+    cut(&args.out, job->axis, range);
+    cut(&args.dout, job->axis, range);
+    cut(&args.dlse, job->axis, range);
+    cut(&args.delta, job->axis, range);
     return job->spread->kernel->delta(&args, job->stream);
 }
 
 enum cp_code cp_spread_delta(const struct cp_spread *spread,
                              const struct cp_delta_args *args, struct cp_stream *stream)
 {
-    int64_t wanted = wanted_of_bytes(spread, &args->out);
-    if (is_alone(spread) || wanted == 1) {
-        return spread->kernel->delta(args, stream);
-    }
-    struct rows_job job = {.spread = spread,
-                           .args = args,
-                           .stream = stream,
-                           .rows = args->out.n[1],
-                           .granule = 1};
-    job.parts = at_most(wanted, job.rows);
-    return cp_pool_run(spread->pool, job.parts, delta_piece, &job);
+    struct delta_job job = {.spread = spread,
+                            .args = args,
+                            .stream = stream,
+                            .axis = longest_axis(&args->out)};
+    job.parts = at_most(wanted_of_bytes(spread, &args->out), args->out.n[job.axis]);
+    return is_alone(spread) || job.parts == 1
+               ? spread->kernel->delta(args, stream)
+               : cp_pool_run(spread->pool, job.parts, delta_piece, &job);
 }
 
 /* ---- grad ---- */
@@ -442,11 +456,8 @@ static enum cp_code move_piece(void *arg, int64_t piece, int worker)
 static enum cp_code spread_move(const struct cp_spread *spread, struct move_job *job)
 {
     const struct cp_view *dst = job->dst;
-    int64_t wanted = wanted_of_bytes(spread, dst);
-    for (int axis = 1; axis < CP_AXES - 1; axis++) {
-        job->axis = dst->n[axis] > dst->n[job->axis] ? axis : job->axis;
-    }
-    job->parts = at_most(wanted, dst->n[job->axis]);
+    job->axis = longest_axis(dst);
+    job->parts = at_most(wanted_of_bytes(spread, dst), dst->n[job->axis]);
     if (is_alone(spread) || job->parts == 1) {
         return job->move(job->device, dst, job->src, job->stream);
     }

@@ -73,8 +73,8 @@ struct cp_grad_args {
     struct cp_view dq, dk, dv; /* plain, sum dtype, added to */
     struct cp_place place;
     double scale;
-    bool
-        has_dlse; /* delta is less a dlse: it may be any number, also where dout is 0 */
+    /* delta is less a dlse: it may be any number, also where dout is 0 */
+    bool has_dlse;
     enum cp_backend backend;          /* as in attend */
     const struct cp_package *package; /* likewise */
     void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */

@@ -711,6 +711,52 @@ TEST(thread_ranks_agree_on_a_window_that_cannot_grow)
     }
 }
 
+/* ---- threads that cannot start ---- */
+
+/* On the last rank: all hear of it and go on. Then they can. */
+static void start_threads(int rank, void *arg)
+{
+    struct world *w = arg;
+    bool is_last = rank == w->size - 1;
+    pthread_attr_t before, large;
+    if (is_last) {
+        w->context[rank]->sides[CP_ON_HOST].threads = 3;
+        CHECK_EQ_I64(pthread_getattr_default_np(&before), 0);
+        CHECK_EQ_I64(pthread_attr_init(&large), 0);
+        CHECK_EQ_I64(pthread_attr_setstacksize(&large, (size_t)1 << 50), 0);
+        CHECK_EQ_I64(pthread_setattr_default_np(&large), 0);
+    }
+    enum cp_code code = world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION);
+    CHECK(code == CP_ERR_RUNTIME || code == CP_ERR_NO_MEMORY);
+    CHECK_EQ_I64(cp_last_error()->rank, w->size - 1);
+    CHECK_STR_HAS(cp_last_error()->text, "cannot start a thread: ");
+    if (is_last) {
+        (void)pthread_setattr_default_np(&before);
+        (void)pthread_attr_destroy(&before);
+        (void)pthread_attr_destroy(&large);
+    }
+    CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+    CHECK_EQ_I64(cp_pool_threads(w->context[rank]->sides[CP_ON_HOST].pool),
+                 is_last ? 3 : 1);
+}
+
+TEST(thread_ranks_agree_on_threads_that_cannot_start)
+{
+    for (int t = 0; t < TRANSPORTS; t++) {
+        struct world w;
+        uint64_t seed = test_seed;
+        world_open(&w, 2, 1, transports[t], CP_ANYTHING, 0);
+        do {
+            scene_destroy(&w.scenes[0]);
+            scene_create(&w.scenes[0], seed++, 2, 1);
+        } while (w.scenes[0].variant != CP_ANYTHING || w.scenes[0].is_replicated);
+        ranks_as_threads(w.size, start_threads, &w);
+        CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+        scene_destroy(&w.scenes[0]);
+        world_close(&w);
+    }
+}
+
 /* A new signature needs memory; where it fails on one rank, no rank moves a byte, and
  * all go on. */
 struct shortage {

@@ -821,6 +821,87 @@ TEST(rows_without_a_key)
     }
 }
 
+/* The gradients of one call: dq, dk, dv in `out`, [41 * 5], [37 * 5], [37 * 3]. Every third row and the last have no
+ * gradient, and hold `filler`. */
+static void grad_beside(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                        double filler, double *out)
+{
+    enum { ROWS_OF_Q = 41, KEYS = 37, DIMS = 5, VALUES = 3 };
+    const enum cp_dtype sum = cp_dtype_sum(dtype);
+    struct test_rng rng = test_rng_init(8);
+    struct cp_format format;
+    double q[ROWS_OF_Q * DIMS], k[KEYS * DIMS], v[KEYS * VALUES],
+        dout[ROWS_OF_Q * VALUES], lse[ROWS_OF_Q], delta[ROWS_OF_Q],
+        zeros[ROWS_OF_Q * DIMS] = {0};
+    double *const all[] = {q, k, v, dout, lse, delta};
+    const int sizes[] = {ROWS_OF_Q * DIMS,   KEYS * DIMS, KEYS * VALUES,
+                         ROWS_OF_Q * VALUES, ROWS_OF_Q,   ROWS_OF_Q};
+    for (int i = 0; i < 6; i++) {
+        for (int j = 0; j < sizes[i]; j++) {
+            all[i][j] = (double)test_rng_float(&rng);
+        }
+    }
+    for (int row = 0; row < ROWS_OF_Q; row++) {
+        if (row % 3 != 0 && row != ROWS_OF_Q - 1) {
+            continue;
+        }
+        lse[row] = -HUGE_VAL;
+        delta[row] = filler;
+        for (int d = 0; d < DIMS; d++) {
+            q[row * DIMS + d] = filler;
+        }
+        for (int d = 0; d < VALUES; d++) {
+            dout[row * VALUES + d] = filler;
+        }
+    }
+    REQUIRE(ops->describe(dtype, DIMS, VALUES, &format) == CP_OK);
+    struct cp_grad_args args = {
+        .q = tensor(&rng, dtype, 1, ROWS_OF_Q, 1, DIMS, q),
+        .k = tensor(&rng, dtype, 1, KEYS, 1, DIMS, k),
+        .v = tensor(&rng, dtype, 1, KEYS, 1, VALUES, v),
+        .dout = tensor(&rng, dtype, 1, ROWS_OF_Q, 1, VALUES, dout),
+        .lse = tensor(&rng, sum, 1, ROWS_OF_Q, 1, 1, lse),
+        .delta = tensor(&rng, sum, 1, ROWS_OF_Q, 1, 1, delta),
+        .dq = tensor(&rng, sum, 1, ROWS_OF_Q, 1, DIMS, zeros),
+        .dk = tensor(&rng, sum, 1, KEYS, 1, DIMS, zeros),
+        .dv = tensor(&rng, sum, 1, KEYS, 1, VALUES, zeros),
+        .place = {.heads_per_kv = 1},
+        .scale = 0.4,
+        .scratch = block_new(format.grad_scratch_bytes, 0xff),
+    };
+    CHECK(ops->grad(&args, NULL) == CP_OK);
+    view_read(&args.dq, out);
+    view_read(&args.dk, out + sizes[0]);
+    view_read(&args.dv, out + sizes[0] + sizes[1]);
+    blocks_end(0);
+}
+
+TEST(rows_without_a_gradient_may_hold_anything)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
+                                    CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
+    const double fillers[] = {NAN, HUGE_VAL, -1e4};
+    enum { NUMBERS = 41 * 5 + 37 * 5 + 37 * 3 };
+    const struct cp_kernel_ops *ops = NULL;
+    for (int isa = 0; (ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
+        for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+            struct cp_format format;
+            double want[NUMBERS], got[NUMBERS];
+            if (!ops->is_available() ||
+                ops->describe(dtypes[i], 5, 3, &format) != CP_OK) {
+                continue;
+            }
+            grad_beside(ops, dtypes[i], 0.0, want);
+            for (int j = 0; j < 3; j++) {
+                TEST_CONTEXT("%s %s beside %g", ops->name, cp_dtype_name(dtypes[i]),
+                             fillers[j]);
+                grad_beside(ops, dtypes[i], fillers[j], got);
+                CHECK_EQ_BYTES(got, want, sizeof want);
+            }
+        }
+    }
+}
+
 /* ---- the list ---- */
 
 TEST(list_is_ascending_and_named)

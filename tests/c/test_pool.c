@@ -1,6 +1,7 @@
 /* The threads of a rank: every piece once, errors, ends, and points of the protocol where a thread is late. */
 #include <signal.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/resource.h>
 
 #include "base/mem.h"
@@ -11,10 +12,11 @@
 /* One of the threads that come by sleeps a moment. */
 static _Atomic int late_every;
 static _Atomic int visits;
+static _Atomic int times_done;
 
 void cp_test_point(const char *name)
 {
-    (void)name;
+    atomic_fetch_add(&times_done, strcmp(name, "pool: before done") == 0);
     int every = atomic_load(&late_every);
     if (every > 0 && atomic_fetch_add(&visits, 1) % every == 0) {
         ranks_sleep_us(50);
@@ -23,7 +25,7 @@ void cp_test_point(const char *name)
 
 #include "base/pool.c"
 
-enum { PIECES_MOST = 64, THREADS_MOST = 8 };
+enum { PIECES_MOST = 5000, THREADS_MOST = 8 };
 
 struct tally {
     int64_t pieces;
@@ -86,7 +88,7 @@ TEST(every_piece_once_with_threads)
         REQUIRE(cp_pool_create(threads, &pool) == CP_OK);
         CHECK_EQ_I64(cp_pool_threads(pool), threads);
         for (int i = 0; i < 300; i++) {
-            int64_t pieces = test_rng_range(&rng, 0, PIECES_MOST);
+            int64_t pieces = test_rng_range(&rng, 0, i % 10 == 0 ? PIECES_MOST : 64);
             bool fails = pieces > 0 && test_rng_range(&rng, 0, 9) == 0;
             TEST_CONTEXT("%d threads, %lld pieces", threads, (long long)pieces);
             run_and_check(pool, pieces,
@@ -100,6 +102,20 @@ TEST(every_piece_once_with_threads)
     CHECK_EQ_I64(cp_mem_stats().live_blocks, live);
 }
 
+/* Threads on many cores would stand in line for each of them. */
+TEST(many_pieces_are_taken_at_a_time)
+{
+    struct cp_pool *pool = NULL;
+    REQUIRE(cp_pool_create(4, &pool) == CP_OK);
+    atomic_store(&times_done, 0);
+    run_and_check(pool, PIECES_MOST, -1);
+    CHECK(atomic_load(&times_done) < 300);
+    atomic_store(&times_done, 0);
+    run_and_check(pool, 32, -1);
+    CHECK_EQ_I64(atomic_load(&times_done), 32); /* few ones by one: none waits long */
+    cp_pool_destroy(&pool);
+}
+
 /* Threads that sleep at the points come to a job that is over, or that has begun anew. */
 TEST(late_threads_take_no_piece_twice)
 {
@@ -109,7 +125,7 @@ TEST(late_threads_take_no_piece_twice)
         REQUIRE(cp_pool_create(4, &pool) == CP_OK);
         atomic_store(&late_every, every);
         for (int i = 0; i < 200; i++) {
-            run_and_check(pool, test_rng_range(&rng, 0, 6), -1);
+            run_and_check(pool, test_rng_range(&rng, 0, i % 9 == 0 ? 150 : 6), -1);
             if (i % 40 == 0) {
                 ranks_sleep_us(2000); /* all threads go to sleep */
             }

@@ -135,15 +135,35 @@ struct call {
     struct cp_view k, v; /* plain */
 };
 
-/* Inputs, which all runs share. */
-static void call_init(struct call *call, struct test_rng *rng,
-                      const struct cp_kernel_ops *kernel, enum cp_dtype dtype)
+struct sizes {
+    int64_t batch, rows, keys, heads, head_first, group, head_dim, value_dim;
+};
+
+static struct sizes random_sizes(struct test_rng *rng)
 {
     const int64_t dims[] = {16, 40, 64};
-    int64_t B = test_rng_range(rng, 1, 2), rows = test_rng_range(rng, 90, 400);
-    int64_t keys = test_rng_range(rng, 90, 400), kv = test_rng_range(rng, 1, 3);
-    int64_t group = test_rng_range(rng, 1, 2), heads = kv * group;
-    int64_t D = dims[test_rng_range(rng, 0, 2)], Dv = dims[test_rng_range(rng, 0, 2)];
+    return (struct sizes){
+        .batch = test_rng_range(rng, 1, 2),
+        .rows = test_rng_range(rng, 90, 400),
+        .keys = test_rng_range(rng, 90, 400),
+        .heads = test_rng_range(rng, 1, 6),
+        .head_first = test_rng_range(rng, 0, 8),
+        .group = test_rng_range(rng, 1, 3),
+        .head_dim = dims[test_rng_range(rng, 0, 2)],
+        .value_dim = dims[test_rng_range(rng, 0, 2)],
+    };
+}
+
+/* Inputs, which all runs share. The heads need not be all of their key/value heads. */
+static void call_init(struct call *call, struct test_rng *rng,
+                      const struct cp_kernel_ops *kernel, enum cp_dtype dtype,
+                      const struct sizes *sizes)
+{
+    int64_t B = sizes->batch, rows = sizes->rows, keys = sizes->keys;
+    int64_t D = sizes->head_dim, Dv = sizes->value_dim, heads = sizes->heads;
+    int64_t kv_first = sizes->head_first / sizes->group;
+    int64_t kv_last = (sizes->head_first + heads - 1) / sizes->group;
+    int64_t kv = heads > 0 ? kv_last - kv_first + 1 : 0;
     enum cp_dtype sum = cp_dtype_sum(dtype);
     memset(call, 0, sizeof *call);
     call->dtype = dtype;
@@ -164,15 +184,16 @@ static void call_init(struct call *call, struct test_rng *rng,
     struct cp_place place = {
         .q_first = test_rng_range(rng, 0, 300),
         .k_first = test_rng_range(rng, 0, 100),
-        .head_first = heads * test_rng_range(rng, 0, 2),
-        .heads_per_kv = group,
+        .head_first = sizes->head_first,
+        .kv_head_first = kv_first,
+        .heads_per_kv = sizes->group,
         .is_causal = test_rng_range(rng, 0, 1) == 1,
     };
-    place.kv_head_first = place.head_first / group;
-    TEST_CONTEXT("%s %s B %d rows %d keys %d heads %d/%d D %d Dv %d causal %d mask %d",
-                 kernel->name, cp_dtype_name(dtype), (int)B, (int)rows, (int)keys,
-                 (int)heads, (int)kv, (int)D, (int)Dv, place.is_causal,
-                 mask.data != NULL);
+    TEST_CONTEXT(
+        "%s %s B %d rows %d keys %d heads %d+%d/%d D %d Dv %d causal %d mask %d",
+        kernel->name, cp_dtype_name(dtype), (int)B, (int)rows, (int)keys,
+        (int)place.head_first, (int)heads, (int)place.heads_per_kv, (int)D, (int)Dv,
+        place.is_causal, mask.data != NULL);
     call->attend = (struct cp_attend_args){
         .q = q, .mask = mask, .place = place, .scale = 1.0 / sqrt((double)D)};
     call->delta = (struct cp_delta_args){
@@ -243,7 +264,7 @@ static void check_call(const struct call *got, const struct call *want)
     const struct cp_attend_args *a = &got->attend, *b = &want->attend;
     CHECK_EQ_BYTES(a->k.data, b->k.data, (size_t)panels_bytes(&a->k));
     CHECK_EQ_BYTES(a->v.data, b->v.data, (size_t)panels_bytes(&a->v));
-    CHECK_EQ_BYTES(a->state.data, b->state.data, (size_t)panels_bytes(&a->state));
+    /* Of the state, what belongs to a row: the rest of a group is whatever it was. */
     check_same(&got->finish.out, &want->finish.out);
     check_same(&got->finish.lse, &want->finish.lse);
     check_same(&got->delta.delta, &want->delta.delta);
@@ -252,33 +273,98 @@ static void check_call(const struct call *got, const struct call *want)
     check_near(&got->grad.dv, &want->grad.dv);
 }
 
+static const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
+                                       CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+/* With one thread, and with those of the pool, for each kernel of the dtype. */
+static void check_kernels(struct test_rng *rng, struct cp_pool *pool,
+                          enum cp_dtype dtype, const struct sizes *fixed)
+{
+    for (int isa = 0; cp_kernel_cpu_at(isa) != NULL; isa++) {
+        const struct cp_kernel_ops *kernel = cp_kernel_cpu_at(isa);
+        struct cp_format format;
+        if (!kernel->is_available() ||
+            kernel->describe(dtype, 64, 64, &format) != CP_OK) {
+            continue;
+        }
+        struct sizes sizes = fixed != NULL ? *fixed : random_sizes(rng);
+        struct call want, got;
+        call_init(&want, rng, kernel, dtype, &sizes);
+        got = want;
+        call_run(&want, rng, kernel, NULL);
+        call_run(&got, rng, kernel, pool);
+        check_call(&got, &want);
+        blocks_end(0);
+    }
+}
+
 TEST(attention_is_the_same_with_threads)
 {
-    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
-                                    CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
     struct test_rng rng = test_rng_init(1);
     for (int threads = 2; threads <= THREADS_MOST; threads++) {
         struct cp_pool *pool = NULL;
         REQUIRE(cp_pool_create(threads, &pool) == CP_OK);
-        for (int isa = 0; cp_kernel_cpu_at(isa) != NULL; isa++) {
-            const struct cp_kernel_ops *kernel = cp_kernel_cpu_at(isa);
-            for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
-                struct cp_format format;
-                if (!kernel->is_available() ||
-                    kernel->describe(dtypes[i], 64, 64, &format) != CP_OK) {
-                    continue;
-                }
-                struct call want, got;
-                call_init(&want, &rng, kernel, dtypes[i]);
-                got = want;
-                call_run(&want, &rng, kernel, NULL);
-                call_run(&got, &rng, kernel, pool);
-                check_call(&got, &want);
-                blocks_end(0);
-            }
+        for (int i = 0; i < DTYPES; i++) {
+            check_kernels(&rng, pool, dtypes[i], NULL);
         }
         cp_pool_destroy(&pool);
     }
+}
+
+/* Long in one axis, short or nothing in another. */
+TEST(edges_are_the_same_with_threads)
+{
+    static const struct sizes edges[] = {
+        {1500, 1, 48, 1, 0, 1, 16, 16}, {100, 16, 16, 3, 4, 3, 8, 40},
+        {1, 1, 2200, 40, 3, 5, 16, 16}, {1, 3000, 1, 6, 1, 4, 64, 64},
+        {1, 97, 97, 9, 0, 9, 16, 16},   {2, 0, 90, 2, 0, 1, 16, 16},
+        {2, 90, 0, 2, 0, 1, 16, 16},    {0, 90, 90, 2, 0, 1, 16, 16},
+        {2, 90, 90, 0, 0, 1, 16, 16},
+    };
+    struct test_rng rng = test_rng_init(4);
+    struct cp_pool *pool = NULL;
+    REQUIRE(cp_pool_create(3, &pool) == CP_OK);
+    for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++) {
+        check_kernels(&rng, pool, dtypes[test_rng_range(&rng, 0, DTYPES - 1)],
+                      &edges[i]);
+    }
+    cp_pool_destroy(&pool);
+}
+
+/* ---- what a piece is ---- */
+
+static _Atomic int64_t least_rows, deltas;
+
+static enum cp_code note_delta(const struct cp_delta_args *args,
+                               struct cp_stream *stream)
+{
+    (void)stream;
+    int64_t rows = args->out.n[1];
+    atomic_fetch_add(&deltas, 1);
+    if (rows < atomic_load(&least_rows)) {
+        atomic_store(&least_rows, rows); /* all are alike */
+    }
+    return CP_OK;
+}
+
+/* A kernel takes rows by the vector: a batch of short sequences is cut between them. */
+TEST(delta_is_cut_where_it_is_long)
+{
+    static const struct cp_kernel_ops kernel = {.delta = note_delta};
+    struct cp_pool *pool = NULL;
+    REQUIRE(cp_pool_create(3, &pool) == CP_OK);
+    struct cp_spread spread = {.pool = pool, .kernel = &kernel};
+    struct cp_view out = cp_view_compact(block_new((int64_t)1000 * 16 * 64 * 4),
+                                         CP_DTYPE_FLOAT32, 1000, 16, 1, 64);
+    struct cp_delta_args args = {.out = out, .dout = out};
+    atomic_store(&least_rows, INT64_MAX);
+    atomic_store(&deltas, 0);
+    CHECK_EQ_I64(cp_spread_delta(&spread, &args, NULL), CP_OK);
+    CHECK(atomic_load(&deltas) > 3);
+    CHECK_EQ_I64(atomic_load(&least_rows), 16);
+    blocks_end(0);
+    cp_pool_destroy(&pool);
 }
 
 TEST(copies_and_sums_are_the_same_with_threads)

@@ -1,4 +1,4 @@
-/* A thread of the library's own takes no signals, and says why there is none. */
+/* A thread of the library's own takes no signals but of its faults, and says why there is none. */
 #include <signal.h>
 
 #include "base/thread.h"
@@ -20,6 +20,7 @@ TEST(signals_go_to_the_caller)
     (void)pthread_sigmask(SIG_SETMASK, NULL, &after);
     (void)pthread_join(thread, NULL);
     CHECK(sigismember(&inside, SIGINT) && sigismember(&inside, SIGTERM));
+    CHECK(!sigismember(&inside, SIGSEGV) && !sigismember(&inside, SIGBUS));
     CHECK_EQ_I64(sigismember(&after, SIGINT), sigismember(&before, SIGINT));
 }
 
