@@ -42,7 +42,7 @@ def rows(cores):
         Row("C8", "Ulysses, 2 ranks / one", ulysses, ONE, rank, 0.92, 0.98),
         Row("C9", "unified 2 x 2 / one rank", ONE | {"ring": 2, "ulysses": 2}, ONE, used, 0.88, 0.96),
         Row("C10", "ring_anything, 4 : 5 / even", ring | uneven, ring, 10 / 9, 0.95, 0.99),
-        Row("C10", "ulysses_anything, 4 : 5 / even", ulysses | uneven, ulysses, 10 / 9, 0.95, 0.99),
+        Row("C10", "ulysses_anything, 4 : 5 / even", ulysses | uneven, ulysses, 1.0, 0.95, 0.99),
         Row("", "one rank, 2 threads / ring, 2 ranks", ONE | {"threads": 2}, ring, 1.0, 0.95, 1.0),
         Row("", "ring, 4 ranks / one", ONE | {"ring": 4}, ONE, used, 0.88, 0.96),
         Row("", "ring, 6 ranks / one", ONE | {"ring": 6}, ONE, 1 / min(6, cores), 0.88, 0.96),
