@@ -880,7 +880,7 @@ TEST(rows_without_a_gradient_may_hold_anything)
 {
     const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_FLOAT64,
                                     CP_DTYPE_BFLOAT16, CP_DTYPE_FLOAT16};
-    const double fillers[] = {NAN, HUGE_VAL, -1e4};
+    const double fillers[] = {(double)NAN, HUGE_VAL, -1e4};
     enum { NUMBERS = 41 * 5 + 37 * 5 + 37 * 3 };
     const struct cp_kernel_ops *ops = NULL;
     for (int isa = 0; (ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
