@@ -79,14 +79,7 @@ static int most_copies(const struct cp_schedule *schedule)
     return most;
 }
 
-/* What copies and is_awaited take of the room, in this order, at its start. */
-static size_t copies_bytes(const struct cp_schedule *schedule)
-{
-    return (size_t)cp_round_up((int64_t)most_copies(schedule) *
-                                   (int64_t)sizeof(struct cp_copy),
-                               CP_PANEL_ALIGN);
-}
-
+/* What is_awaited takes of the room, at its start; behind it lies what a step gathers. */
 static size_t awaited_bytes(const struct cp_schedule *schedule)
 {
     int64_t places = (int64_t)CP_LANES * (schedule->step_count + 1);
@@ -95,8 +88,9 @@ static size_t awaited_bytes(const struct cp_schedule *schedule)
 
 size_t cp_run_room_bytes(const struct cp_schedule *schedule)
 {
-    return copies_bytes(schedule) + awaited_bytes(schedule) +
-           (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
+    size_t group = (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
+    size_t copies = (size_t)most_copies(schedule) * sizeof(struct cp_copy);
+    return awaited_bytes(schedule) + (group > copies ? group : copies);
 }
 
 static bool *is_awaited(const struct cp_run *run, int lane, int32_t done)
@@ -137,12 +131,8 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     memset(run, 0, sizeof *run);
     run->env = *env;
     run->schedule = schedule;
-    char *rest = room;
-    run->copies = (struct cp_copy *)rest;
-    rest += copies_bytes(schedule);
-    run->is_awaited = (bool *)rest;
-    rest += awaited_bytes(schedule);
-    run->xfers = (struct cp_xfer *)rest;
+    run->is_awaited = room;
+    run->gathered = (char *)room + awaited_bytes(schedule);
     memcpy(run->tensors, tensors, sizeof run->tensors);
     run->spread = (struct cp_spread){
         .pool = env->pool,
@@ -384,17 +374,18 @@ static bool joins_copies(const struct cp_run *run, int32_t at, int count)
 }
 
 /* The copies from the cursor on that go together: their number, and they in
- * run->copies. On the host one, since messages are looked after between two steps. */
+ * run->gathered. On the host one, since messages are looked after between two steps. */
 static int gather_copies(struct cp_run *run, int lane)
 {
     const struct cp_schedule *schedule = run->schedule;
+    struct cp_copy *copies = run->gathered;
     bool may_join = cp_device_is_async(run->env.device);
     int32_t at = run->cursor[lane];
     int count = 0;
     do {
         const struct cp_step *step = &schedule->steps[at];
-        run->copies[count] = (struct cp_copy){.dst = arg_of(run, step, CP_ARG_DST),
-                                              .src = arg_of(run, step, CP_ARG_SRC)};
+        copies[count] = (struct cp_copy){.dst = arg_of(run, step, CP_ARG_DST),
+                                         .src = arg_of(run, step, CP_ARG_SRC)};
         count += 1;
         at = next_on_lane(schedule, lane, at + 1);
     } while (may_join && at < schedule->step_count && joins_copies(run, at, count));
@@ -405,7 +396,7 @@ static int gather_copies(struct cp_run *run, int lane)
 static enum cp_code copy(struct cp_run *run, int lane, int *done)
 {
     *done = gather_copies(run, lane);
-    return cp_spread_copy(&run->spread, run->copies, *done, run->stream[lane]);
+    return cp_spread_copy(&run->spread, run->gathered, *done, run->stream[lane]);
 }
 
 static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
@@ -434,10 +425,11 @@ static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
 }
 
 /* The steps of the group at the cursor, all on this lane: their number, and their
- * transfers in run->xfers. */
+ * transfers in run->gathered. */
 static int gather_group(struct cp_run *run, int lane)
 {
     const struct cp_schedule *schedule = run->schedule;
+    struct cp_xfer *xfers = run->gathered;
     int32_t at = run->cursor[lane];
     int group = schedule->steps[at].group;
     int count = 0;
@@ -454,10 +446,10 @@ static int gather_group(struct cp_run *run, int lane)
         bool is_panel = buffer->layout != CP_LAYOUT_PLAIN;
         int64_t bytes = is_panel ? buffer->stride_bytes[2] * box->n[2] * box->n[0]
                                  : cp_view_count(&view) * cp_dtype_bytes(view.dtype);
-        run->xfers[count] = (struct cp_xfer){.data = view.data,
-                                             .bytes = (size_t)bytes,
-                                             .peer = step->peer,
-                                             .is_send = is_send};
+        xfers[count] = (struct cp_xfer){.data = view.data,
+                                        .bytes = (size_t)bytes,
+                                        .peer = step->peer,
+                                        .is_send = is_send};
         count += 1;
         at = next_on_lane(schedule, lane, at + 1);
     }
@@ -471,7 +463,7 @@ static enum cp_code exchange(struct cp_run *run, int lane, int *done)
     struct cp_comm *comm = run->env.comm;
     *done = gather_group(run, lane);
     if (!run->is_posted[lane]) {
-        CP_TRY(comm->ops->post(comm, run->xfers, *done, run->stream[lane],
+        CP_TRY(comm->ops->post(comm, run->gathered, *done, run->stream[lane],
                                &run->ticket[lane]));
         run->is_posted[lane] = true;
     }

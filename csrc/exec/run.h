@@ -48,9 +48,10 @@ struct cp_run {
     bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];
-    struct cp_xfer *xfers;  /* room for the largest group, borrowed */
-    struct cp_copy *copies; /* room for the most copies of a lane in a row, borrowed */
-    bool *is_awaited;       /* [lane][steps done]: another lane waits for that, or the
+    void *
+        gathered; /* borrowed room for the largest group of messages and the most copies
+                       of a lane in a row; what is in it counts within one step */
+    bool *is_awaited; /* [lane][steps done]: another lane waits for that, or the
                               caller does; borrowed */
 };
 
