@@ -1,16 +1,11 @@
 /* Groups of one size, one behind the other. */
 #include "group_run.h"
 
-static int64_t kv_head_of(const struct cp_place *place, int64_t head)
-{
-    return (place->head_first + head) / place->heads_per_kv - place->kv_head_first;
-}
-
 /* Where the heads end that use the same key head as `head`. */
 static int64_t group_end(const struct cp_place *place, int64_t heads, int64_t head)
 {
-    int64_t kv_head = kv_head_of(place, head);
-    while (head < heads && kv_head_of(place, head) == kv_head) {
+    int64_t kv_head = cp_place_kv_head(place, head);
+    while (head < heads && cp_place_kv_head(place, head) == kv_head) {
         head++;
     }
     return head;
@@ -27,7 +22,7 @@ struct cp_group_run cp_group_run_at(const struct cp_place *place, int64_t heads,
     return (struct cp_group_run){
         .head = head,
         .heads = end - head,
-        .kv_head = kv_head_of(place, head),
+        .kv_head = cp_place_kv_head(place, head),
         .kv_heads = (end - head) / group,
     };
 }

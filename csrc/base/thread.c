@@ -5,12 +5,19 @@
 #include <signal.h>
 #include <string.h>
 
+enum cp_code cp_thread_fail(int error)
+{
+    char reason[64];
+    return cp_fail(error == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME,
+                   "cannot start a thread: %s",
+                   strerror_r(error, reason, sizeof reason));
+}
+
 enum cp_code cp_thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg)
 {
     /* Those of a thread's own faults: while they are blocked no handler would tell of them. */
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t blocked, before;
-    char reason[64];
     (void)sigfillset(&blocked);
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         (void)sigdelset(&blocked, faults[i]);
@@ -19,8 +26,5 @@ enum cp_code cp_thread_start(pthread_t *thread, void *(*run)(void *arg), void *a
     (void)pthread_sigmask(SIG_SETMASK, &blocked, &before);
     int error = pthread_create(thread, NULL, run, arg);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error == 0 ? CP_OK
-                      : cp_fail(error == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME,
-                                "cannot start a thread: %s",
-                                strerror_r(error, reason, sizeof reason));
+    return error == 0 ? CP_OK : cp_thread_fail(error);
 }

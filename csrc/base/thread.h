@@ -11,6 +11,9 @@
 CP_NODISCARD enum cp_code cp_thread_start(pthread_t *thread, void *(*run)(void *arg),
                                           void *arg);
 
+/* Why there is none: `error` is an errno. CP_ERR_NO_MEMORY or CP_ERR_RUNTIME. */
+enum cp_code cp_thread_fail(int error);
+
 /* Tells the core that its thread looks at memory again and again. */
 static inline void cp_thread_pause(void)
 {

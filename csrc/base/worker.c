@@ -14,10 +14,7 @@ enum cp_code cp_worker_start(struct cp_worker *worker, void *(*run)(void *arg),
 {
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0) {
-        char reason[64];
-        return cp_fail(errno == ENOMEM ? CP_ERR_NO_MEMORY : CP_ERR_RUNTIME,
-                       "cannot start a thread: %s",
-                       strerror_r(errno, reason, sizeof reason));
+        return cp_thread_fail(errno);
     }
     enum cp_code code = cp_thread_start(&worker->thread, run, arg);
     if (code != CP_OK) {

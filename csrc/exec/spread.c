@@ -164,7 +164,7 @@ static enum cp_code attend_piece(void *arg, int64_t piece, int worker)
     struct cp_attend_args args = *(const struct cp_attend_args *)job->args;
     struct cp_place *place = &args.place;
     struct place_of_rows at = rows_of(job, piece);
-    int64_t kv_head = (place->head_first + at.head) / place->heads_per_kv;
+    int64_t kv_head = cp_place_kv_head(place, at.head);
     if (at.rows.n == 0) {
         return CP_OK;
     }
@@ -173,14 +173,14 @@ static enum cp_code attend_piece(void *arg, int64_t piece, int worker)
     for (int i = 0; i < 2; i++) {
         struct cp_view *view = i == 0 ? &args.k : &args.v;
         cut(view, 0, one(at.batch));
-        cut(view, 2, one(kv_head - place->kv_head_first));
+        cut(view, 2, one(kv_head));
     }
     cut(&args.mask, 0, one(at.batch));
     cut(&args.mask, 1, one(at.head));
     cut(&args.mask, 2, at.rows);
     place->q_first += at.rows.first;
     place->head_first += at.head;
-    place->kv_head_first = kv_head;
+    place->kv_head_first += kv_head;
     args.scratch = scratch_of(job->spread, args.scratch, worker);
     return job->spread->kernel->attend(&args, job->stream);
 }
@@ -286,18 +286,6 @@ struct grad_job {
     int64_t turn; /* from 0 to cuts - 1 */
 };
 
-/* The query heads of a key/value head. */
-static struct range heads_of(const struct cp_grad_args *args, int64_t kv_head)
-{
-    const struct cp_place *place = &args->place;
-    int64_t first =
-        (place->kv_head_first + kv_head) * place->heads_per_kv - place->head_first;
-    int64_t end = first + place->heads_per_kv;
-    first = first > 0 ? first : 0;
-    end = end < args->q.n[2] ? end : args->q.n[2];
-    return (struct range){first, end > first ? end - first : 0};
-}
-
 static enum cp_code grad_piece(void *arg, int64_t piece, int worker)
 {
     const struct grad_job *job = arg;
@@ -305,14 +293,16 @@ static enum cp_code grad_piece(void *arg, int64_t piece, int worker)
     int64_t unit = piece / job->cuts, i = piece % job->cuts;
     int64_t batch = unit / args.k.n[2], kv_head = unit % args.k.n[2];
     int64_t granule = job->spread->format->state.row_align;
-    struct range heads = heads_of(&args, kv_head);
+    int64_t head = 0;
+    int64_t heads_end = cp_place_heads(&args.place, args.q.n[2], kv_head, &head);
+    const struct range heads = {head, heads_end - head};
     struct range rows = part_of(args.q.n[1], granule, job->cuts, i);
     struct range keys = part_of(args.k.n[1], job->spread->format->k.row_align,
                                 job->cuts, (i + job->turn) % job->cuts);
     struct cp_view *const of_rows[] = {&args.q, &args.dout, &args.lse, &args.delta,
                                        &args.dq};
     struct cp_view *const of_keys[] = {&args.k, &args.v, &args.dk, &args.dv};
-    if (heads.n == 0 || rows.n == 0 || keys.n == 0) {
+    if (heads.n <= 0 || rows.n == 0 || keys.n == 0) {
         return CP_OK;
     }
     for (size_t j = 0; j < sizeof of_rows / sizeof of_rows[0]; j++) {

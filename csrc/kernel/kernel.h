@@ -33,6 +33,24 @@ struct cp_place {
     bool is_causal;
 };
 
+/* Key and value head, counted in the k and v views, of a head of the q view. */
+static inline int64_t cp_place_kv_head(const struct cp_place *place, int64_t head)
+{
+    return (place->head_first + head) / place->heads_per_kv - place->kv_head_first;
+}
+
+/* The heads of the q view, one of `heads`, that use a head of the k and v views: from `first` up to the result, which is
+ * no more than `first` where there are none. */
+static inline int64_t cp_place_heads(const struct cp_place *place, int64_t heads,
+                                     int64_t kv_head, int64_t *first)
+{
+    int64_t from =
+        (place->kv_head_first + kv_head) * place->heads_per_kv - place->head_first;
+    int64_t end = from + place->heads_per_kv;
+    *first = from < 0 ? 0 : from;
+    return end < heads ? end : heads;
+}
+
 struct cp_attend_args {
     struct cp_view q;    /* (B, rows, heads, D), dtype of the call, any strides */
     struct cp_view k, v; /* panels of (B, keys, kv heads, D) and (..., Dv): n as given,

@@ -117,7 +117,7 @@ static void attend_block(const struct job *job, struct block block, int64_t b,
 {
     const struct cp_attend_args *args = job->args;
     int64_t keys = block.stretch.keys, h = 0;
-    int64_t end = heads_of(&args->place, args->q.n[2], kv_head, &h);
+    int64_t end = cp_place_heads(&args->place, args->q.n[2], kv_head, &h);
     for (; h < end; h++) {
         block.stretch.keys = keys;
         mask_stretch(&args->mask, &block.stretch, b, h);

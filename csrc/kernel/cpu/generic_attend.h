@@ -150,7 +150,7 @@ static void REAL_NAME(attend)(const struct cp_attend_args *args)
     struct REAL_NAME(spot) at = {0};
     for (at.batch = 0; at.batch < q->n[0]; at.batch++) {
         for (at.head = 0; at.head < q->n[2]; at.head++) {
-            int64_t kv_head = REAL_NAME(kv_head)(&args->place, at.head);
+            int64_t kv_head = cp_place_kv_head(&args->place, at.head);
             const void *keys =
                 k->data + at.batch * k->stride[0] + kv_head * k->stride[2];
             const void *values =

@@ -177,7 +177,7 @@ static void REAL_NAME(grad_block)(struct REAL_NAME(grad_tile) * tile,
                                   struct REAL_NAME(spot) at)
 {
     int64_t rows = args->q.n[1], keys = at.keys;
-    int64_t kv_head = REAL_NAME(kv_head)(&args->place, at.head);
+    int64_t kv_head = cp_place_kv_head(&args->place, at.head);
     REAL_NAME(grad_load_keys)(tile, args, &at, kv_head);
     for (at.query = 0; at.query < rows; at.query += LANES) {
         at.queries = rows - at.query < LANES ? rows - at.query : LANES;

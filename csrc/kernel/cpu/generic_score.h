@@ -12,12 +12,6 @@ struct REAL_NAME(spot) {
     int64_t key, keys;
 };
 
-/* Key and value head, counted in the k and v views, of a head of the q view. */
-static inline int64_t REAL_NAME(kv_head)(const struct cp_place *place, int64_t head)
-{
-    return (place->head_first + head) / place->heads_per_kv - place->kv_head_first;
-}
-
 /* How many of the first `keys` keys the queries before `query_end` can see. */
 static inline int64_t REAL_NAME(visible)(const struct cp_place *place,
                                          int64_t query_end, int64_t keys)

@@ -506,7 +506,7 @@ static void grad_block(const struct backward *job, const struct stretch *block,
 {
     const struct cp_grad_args *args = job->args;
     int64_t keys = cp_round_up(block->keys, GROUP), h = 0;
-    int64_t end = heads_of(&args->place, args->q.n[2], kv_head, &h);
+    int64_t end = cp_place_heads(&args->place, args->q.n[2], kv_head, &h);
     load_panel(&args->k, block, b, kv_head, job->k_group, job->part[PART_K]);
     load_panel(&args->v, block, b, kv_head, job->v_group, job->part[PART_V]);
 #if WORD == 2

@@ -220,15 +220,4 @@ static void mask_stretch(const struct cp_view *mask, struct stretch *s, int64_t 
     }
 }
 
-/* The query heads of the call that use a kv head: from `first` up to the result. */
-static int64_t heads_of(const struct cp_place *place, int64_t heads, int64_t kv_head,
-                        int64_t *first)
-{
-    int64_t from =
-        (place->kv_head_first + kv_head) * place->heads_per_kv - place->head_first;
-    int64_t end = from + place->heads_per_kv;
-    *first = from < 0 ? 0 : from;
-    return end < heads ? end : heads;
-}
-
 #endif
