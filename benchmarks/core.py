@@ -5,9 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from .provenance import ROOT
+
 BUILD = ROOT / "build" / "benchmarks"
 FLAGS = "-std=c11 -O2 -D_GNU_SOURCE -pthread".split()
 

@@ -17,10 +17,9 @@ from collections import namedtuple
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .provenance import processor, provenance
+from .provenance import ROOT, processor, provenance
 from .shapes import FLUX, FLUX_UNEVEN, WAN, WAN_UNEVEN, cut
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 
 # `unified` is (ring, ulysses); of the `uneven` shape ranks cannot have equal shares.

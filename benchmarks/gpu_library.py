@@ -3,9 +3,8 @@
 import ctypes
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from .provenance import ROOT
 
 
 class Call(ctypes.Structure):

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .provenance import processor, provenance
+from .provenance import ROOT, processor, provenance
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 LIMIT = 1.2
 CALLS = 3  # forward, then as many backward; the first two of each are not measured

@@ -8,7 +8,8 @@ import gc
 import numpy as np
 import pytest
 import sim_gpu as sim
-from thread_ranks import Ranks, cut, oracle
+from gpu_ranks import open_gpus
+from thread_ranks import cut, oracle
 
 from cp_attn import _C
 
@@ -25,34 +26,10 @@ RINGS = {
 KINDS = {"capsules": sim.Array, "exchange table": sim.Fast}
 
 
-def world_of(config):
-    return config.get("ring_degree", 1) * config.get("ulysses_degree", 1)
-
-
 @pytest.fixture
 def gpus():
-    """Ranks on a GPU each; nothing is left on the GPUs behind them."""
-    LIB.simgpu_reset()
-    LIB.simgpu_set_device_count(6)
-    opened = []
-
-    sim.Fast.streams = [sim.Stream(device) for device in range(6)]
-
-    def start(**config):
-        opened.append(Ranks(world_of(config), **config))
-        return opened[-1]
-
-    yield start
-    for ranks in opened:
-        ranks.close()
-    gc.collect()
-    for stream in sim.Fast.streams:
-        stream.wait()
-        stream.close()
-    sim.Fast.streams = {}
-    live = LIB.simgpu_live()
-    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
-    assert LIB.simgpu_violations() == 0
+    with open_gpus() as start:
+        yield start
 
 
 def numbers(*shape, seed=0, dtype=np.float32):

@@ -16,8 +16,9 @@ import sim_gpu as sim  # noqa: E402
 import sim_tensor  # noqa: E402
 import stand_ins  # noqa: E402
 from diffusers.models import attention_dispatch  # noqa: E402
+from gpu_ranks import open_gpus  # noqa: E402
 from sim_tensor import get, put  # noqa: E402
-from thread_ranks import Ranks, oracle  # noqa: E402
+from thread_ranks import oracle  # noqa: E402
 
 from cp_attn import _C, _packages  # noqa: E402
 from cp_attn.models import dispatch  # noqa: E402
@@ -47,28 +48,8 @@ def packages(monkeypatch):
 
 @pytest.fixture
 def gpus():
-    """Ranks on a GPU each; nothing is left on the GPUs behind them."""
-    LIB.simgpu_reset()
-    LIB.simgpu_set_device_count(6)
-    opened = []
-    sim.Fast.streams = [sim.Stream(device) for device in range(6)]
-
-    def start(timeout=30.0, **config):
-        world = config.get("ring_degree", 1) * config.get("ulysses_degree", 1)
-        opened.append(Ranks(world, timeout, **config))
-        return opened[-1]
-
-    yield start
-    for ranks in opened:
-        ranks.close()
-    gc.collect()
-    for stream in sim.Fast.streams:
-        stream.wait()
-        stream.close()
-    sim.Fast.streams = {}
-    live = LIB.simgpu_live()
-    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
-    assert LIB.simgpu_violations() == 0
+    with open_gpus() as start:
+        yield start
     assert not sim_tensor.OWNED and not sim_tensor.BLOCKS.rows
 
 

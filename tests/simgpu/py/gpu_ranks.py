@@ -1,0 +1,38 @@
+"""Ranks on simulated GPUs, for tests."""
+
+import contextlib
+import gc
+
+import sim_gpu as sim
+from thread_ranks import Ranks
+
+GPUS = 6
+
+
+def world_of(config):
+    return config.get("ring_degree", 1) * config.get("ulysses_degree", 1)
+
+
+@contextlib.contextmanager
+def open_gpus():
+    """Yield what starts ranks of a config, on a GPU each; nothing is left on the GPUs behind them."""
+    sim.LIB.simgpu_reset()
+    sim.LIB.simgpu_set_device_count(GPUS)
+    opened = []
+    sim.Fast.streams = [sim.Stream(device) for device in range(GPUS)]
+
+    def start(**config):
+        opened.append(Ranks(world_of(config), **config))
+        return opened[-1]
+
+    yield start
+    for ranks in opened:
+        ranks.close()
+    gc.collect()
+    for stream in sim.Fast.streams:
+        stream.wait()
+        stream.close()
+    sim.Fast.streams = {}
+    live = sim.LIB.simgpu_live()
+    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
+    assert sim.LIB.simgpu_violations() == 0
