@@ -37,7 +37,7 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
     int64_t bytes = cp_dtype_bytes(dtype);
     int64_t sum_bytes = cp_dtype_bytes(cp_dtype_sum(dtype));
     *out = (struct cp_format){
-        .id = CP_FORMAT_CUDA_PLAIN + (uint32_t)dtype,
+        .id = CP_FORMAT_CUDA_PLAIN + (uint64_t)dtype,
         .k = {.row_align = 1, .row_bytes = head_dim * bytes},
         .v = {.row_align = 1, .row_bytes = value_dim * bytes},
         .state = {.row_align = 1, .row_bytes = (value_dim + 2) * sum_bytes},

@@ -74,6 +74,8 @@ struct cp_call {
     int64_t mask_heads;  /* H or 1; 0 without a mask */
     uint64_t scale_bits; /* the scale, a double, bit for bit */
     uint64_t check;      /* hash of what else must be equal: seq_lens, an agreed text */
+    uint64_t format; /* the kernel's packed layout: ranks that differ would misread each
+                        other */
     int64_t extent[CP_EXTENTS]; /* of what is cut: its shape; 0 at `dim` in a gather */
     int32_t op;                 /* enum cp_op */
     int32_t dtype;      /* enum cp_dtype of q, k, v, or of the tensor that is cut */
@@ -89,11 +91,8 @@ struct cp_call {
     int32_t ulysses_degree; /* U */
     int32_t ndim;           /* of what is cut */
     int32_t dim;            /* of what is cut */
-    uint32_t format; /* the kernel's packed layout: ranks that differ would misread each
-                        other */
-    int32_t place;   /* enum cp_place_kind */
-    int32_t backend; /* enum cp_backend; 0 where nothing is attended */
-    int32_t unused;  /* 0 */
+    int32_t place;          /* enum cp_place_kind */
+    int32_t backend;        /* enum cp_backend; 0 where nothing is attended */
 };
 _Static_assert(sizeof(struct cp_call) % sizeof(int64_t) == 0, "a call has no padding");
 

@@ -19,7 +19,7 @@ struct cp_panel {
 };
 
 struct cp_format {
-    uint32_t id; /* names kernel family and layout; ranks compare it, 0 is never used */
+    uint64_t id; /* names kernel family and layout; ranks compare it, 0 is never used */
     struct cp_panel k, v; /* what `pack_k` and `pack_v` write */
     struct cp_panel
         state; /* what `attend` carries: unnormalised output, maximum, sum */

@@ -59,6 +59,18 @@ TEST(the_lowest_rank_that_differs_is_named)
     }
 }
 
+/* No byte of a call is left out of the comparison. */
+TEST(any_byte_that_differs_is_noticed)
+{
+    for (size_t at = 0; at < sizeof(struct cp_call); at++) {
+        struct cp_record records[WORLD];
+        attention(records, CP_EVEN);
+        ((unsigned char *)&records[2].call)[at] ^= 1;
+        CHECK(cp_agree(records, WORLD) != CP_OK);
+        CHECK_EQ_I64(cp_last_error()->rank, 2);
+    }
+}
+
 TEST(an_own_error_goes_before_a_difference)
 {
     struct cp_record records[WORLD];

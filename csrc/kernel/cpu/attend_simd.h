@@ -165,7 +165,7 @@ static enum cp_code describe_format(int family, enum cp_dtype dtype, int64_t hea
     CP_TRY(cp_kernel_generic_ops.describe(dtype, head_dim, value_dim, &generic));
     struct layout layout = layout_of(head_dim, value_dim);
     *out = (struct cp_format){
-        .id = (uint32_t)family + (uint32_t)dtype,
+        .id = (uint64_t)family + (uint64_t)dtype,
         .scratch_bytes = scratch_bytes(&layout),
         .grad_scratch_bytes = grad_bytes(head_dim, value_dim),
     };
