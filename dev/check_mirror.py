@@ -25,6 +25,7 @@ TESTED_ELSEWHERE = {
     "write_two_sided_backward": "test_verify and test_run",
     "meet_fork": "test_meet",
     "meet_guests": "test_meet and test_meet_hosts",
+    "meet_tcp": "test_meet_hosts",
     "meet_until": "test_meet and test_meet_hosts",
     "meet_wire": "test_meet",
     "side": "test_context, tests/simgpu: memory that is lent",

@@ -18,9 +18,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,14 +26,9 @@
 #include "base/text.h"
 #include "control/meet_fork.h"
 #include "control/meet_guests.h"
+#include "control/meet_tcp.h"
 #include "control/meet_until.h"
 #include "control/meet_wire.h"
-
-union address {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-};
 
 /* A hello as it goes over a line. */
 struct greeting {
@@ -48,7 +40,7 @@ struct greeting {
 /* From rank 0: `rank` has come, and listens there. */
 struct notice {
     int32_t rank;
-    union address where; /* as rank 0 sees it */
+    union cp_address where; /* as rank 0 sees it */
 };
 
 struct cp_hosts {
@@ -63,7 +55,7 @@ struct cp_hosts {
 /* What is known of another rank while all meet. */
 struct peer {
     bool has_come; /* `where` is known */
-    union address where;
+    union cp_address where;
     bool is_met[CP_LINES];
     bool is_greeted[CP_LINES]; /* lower ranks: the own hello is out */
     struct cp_meet_retry retry[CP_LINES];
@@ -73,104 +65,14 @@ struct peer {
 struct gathering {
     struct cp_wire self;
     struct cp_hosts *hosts;
-    union address root;
+    union cp_address root;
     int32_t port; /* of the own listener, in network order */
     int notice_count;
     struct notice *notices; /* (world) in the order of coming */
     struct peer *peer;      /* (world) */
 };
 
-/* ---- sockets ---- */
-
-static socklen_t size_of(const union address *address)
-{
-    return address->any.sa_family == AF_INET6 ? sizeof address->v6 : sizeof address->v4;
-}
-
-static in_port_t *port_of(union address *address)
-{
-    return address->any.sa_family == AF_INET6 ? &address->v6.sin6_port
-                                              : &address->v4.sin_port;
-}
-
-enum { ADDRESS_TEXT = 80 };
-
-/* "10.0.0.1 port 29501" */
-static const char *print_address(const union address *address, char text[ADDRESS_TEXT])
-{
-    char host[64] = "?", port[8] = "?";
-    (void)getnameinfo(&address->any, size_of(address), host, sizeof host, port,
-                      sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-    text[0] = '\0';
-    cp_text_append(text, ADDRESS_TEXT, "%s port %s", host, port);
-    return text;
-}
-
-static bool is_loopback(const union address *address)
-{
-    return address->any.sa_family == AF_INET6
-               ? IN6_IS_ADDR_LOOPBACK(&address->v6.sin6_addr)
-               : ntohl(address->v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
-static enum cp_code parse_root(const struct cp_root *root, union address *address)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
-                             .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
-    struct addrinfo *found = NULL;
-    int error = getaddrinfo(root->host, root->port, &hints, &found);
-    if (error != 0 || found->ai_addrlen > sizeof *address) {
-        return cp_fail(CP_ERR_VALUE, "%.100s port %.20s is no address of a host: %s",
-                       root->host, root->port, gai_strerror(error));
-    }
-    memcpy(address, found->ai_addr, found->ai_addrlen);
-    freeaddrinfo(found);
-    return CP_OK;
-}
-
-/* Small messages go at once; what a peer's kernel does not take is seen here; and a
- * connection that is idle for long is kept, or found to be gone. */
-static bool prepare(int fd)
-{
-    static const struct {
-        int level, name, value;
-    } options[] = {
-        {IPPROTO_TCP, TCP_NODELAY, 1},    {SOL_SOCKET, SO_KEEPALIVE, 1},
-        {IPPROTO_TCP, TCP_KEEPIDLE, 30},  /* seconds until the first question, */
-        {IPPROTO_TCP, TCP_KEEPINTVL, 10}, /* to the next, */
-        {IPPROTO_TCP, TCP_KEEPCNT, 6},    /* and how many stay without an answer */
-    };
-    int flags = fcntl(fd, F_GETFL);
-    bool is_good = flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        is_good = is_good && setsockopt(fd, options[i].level, options[i].name,
-                                        &options[i].value, sizeof(int)) == 0;
-    }
-    return is_good;
-}
-
-/* Reads a whole message or nothing: until it is whole it stays in the socket, which
- * tells poll that there is nothing to read. */
-static enum cp_wire_reading read_whole(int fd, void *message, int bytes)
-{
-    (void)setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
-    ssize_t got = recv(fd, message, (size_t)bytes, MSG_PEEK | MSG_DONTWAIT);
-    if (got == bytes) {
-        const int one = 1;
-        (void)setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
-        return recv(fd, message, (size_t)bytes, MSG_DONTWAIT) == bytes
-                   ? CP_WIRE_HELLO
-                   : CP_WIRE_GARBAGE;
-    }
-    bool is_early = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-    return is_early && !cp_wire_is_hung_up(fd) ? CP_WIRE_NOTHING_YET : CP_WIRE_GARBAGE;
-}
-
-/* A new socket's buffer has room for all that a meeting says. */
-static bool send_whole(int fd, const void *message, size_t bytes)
-{
-    return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
-}
+/* ---- hellos ---- */
 
 static bool greet(const struct gathering *g, int fd, int to, enum cp_line line,
                   const struct cp_hello *hello)
@@ -178,13 +80,13 @@ static bool greet(const struct gathering *g, int fd, int to, enum cp_line line,
     struct greeting greeting = {.message = cp_wire_message_to(&g->self, to, hello),
                                 .line = (int32_t)line,
                                 .port = g->port};
-    return send_whole(fd, &greeting, sizeof greeting);
+    return cp_tcp_send(fd, &greeting, sizeof greeting);
 }
 
 static enum cp_wire_reading read_greeting(const struct gathering *g, int fd,
                                           struct greeting *greeting)
 {
-    enum cp_wire_reading reading = read_whole(fd, greeting, sizeof *greeting);
+    enum cp_wire_reading reading = cp_tcp_read(fd, greeting, sizeof *greeting);
     return reading == CP_WIRE_HELLO &&
                    !(cp_wire_is_hello(&g->self, &greeting->message) &&
                      greeting->line >= 0 && greeting->line < CP_LINES)
@@ -196,10 +98,10 @@ static enum cp_wire_reading read_greeting(const struct gathering *g, int fd,
 
 static enum cp_code listen_anywhere(struct gathering *g)
 {
-    union address name = {.any.sa_family = g->root.any.sa_family};
+    union cp_address name = {.any.sa_family = g->root.any.sa_family};
     int *listener = &g->hosts->listener;
     *listener = socket(name.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (*listener < 0 || bind(*listener, &name.any, size_of(&name)) != 0 ||
+    if (*listener < 0 || bind(*listener, &name.any, cp_address_bytes(&name)) != 0 ||
         listen(*listener, g->self.world + CP_GUESTS_MOST) != 0) {
         return cp_meet_fail_system(g->self.rank, "listen on a socket");
     }
@@ -209,7 +111,7 @@ static enum cp_code listen_anywhere(struct gathering *g)
 /* Rank 0's is there already, and the caller's: it stays open behind this one. */
 static enum cp_code open_listener(struct gathering *g, int given)
 {
-    union address name;
+    union cp_address name;
     socklen_t size = sizeof name;
     enum cp_code code = CP_OK;
     cp_fork_lock();
@@ -218,13 +120,13 @@ static enum cp_code open_listener(struct gathering *g, int given)
     } else {
         g->hosts->listener = fcntl(given, F_DUPFD_CLOEXEC, 0);
     }
-    if (code == CP_OK && (!prepare(g->hosts->listener) ||
+    if (code == CP_OK && (!cp_tcp_prepare(g->hosts->listener) ||
                           getsockname(g->hosts->listener, &name.any, &size) != 0)) {
         code = cp_meet_fail_system(g->self.rank, "use its listening socket");
     }
     cp_fork_unlock();
     CP_TRY(code);
-    g->port = *port_of(&name);
+    g->port = *cp_address_port(&name);
     return CP_OK;
 }
 
@@ -248,7 +150,7 @@ static bool note(struct gathering *g, int rank, int fd, int32_t port)
     if (getpeername(fd, &notice.where.any, &size) != 0) {
         return false;
     }
-    *port_of(&notice.where) = (in_port_t)port;
+    *cp_address_port(&notice.where) = (in_port_t)port;
     g->peer[rank].has_come = true;
     g->notices[g->notice_count++] = notice;
     return true;
@@ -260,8 +162,8 @@ static bool admit(struct gathering *g, struct cp_guest *guest,
 {
     int from = greeting->message.from;
     enum cp_line line = (enum cp_line)greeting->line;
-    if (from < g->self.rank || g->peer[from].is_met[line] || !prepare(guest->fd) ||
-        !greet(g, guest->fd, from, line, own_hello) ||
+    if (from < g->self.rank || g->peer[from].is_met[line] ||
+        !cp_tcp_prepare(guest->fd) || !greet(g, guest->fd, from, line, own_hello) ||
         (g->self.rank == 0 && line == CP_LINE_CONTROL &&
          !note(g, from, guest->fd, greeting->port))) {
         return false;
@@ -294,8 +196,8 @@ static void tell(struct gathering *g)
     for (int rank = 1; rank < g->self.world; rank++) {
         struct peer *peer = &g->peer[rank];
         while (peer->is_met[CP_LINE_CONTROL] && peer->told < g->notice_count &&
-               send_whole(g->hosts->fd[CP_LINE_CONTROL][rank], &g->notices[peer->told],
-                          sizeof g->notices[0])) {
+               cp_tcp_send(g->hosts->fd[CP_LINE_CONTROL][rank], &g->notices[peer->told],
+                           sizeof g->notices[0])) {
             peer->told++;
         }
     }
@@ -303,7 +205,7 @@ static void tell(struct gathering *g)
 
 static bool read_notice(const struct gathering *g, struct notice *notice)
 {
-    return read_whole(g->hosts->fd[CP_LINE_CONTROL][0], notice, sizeof *notice) ==
+    return cp_tcp_read(g->hosts->fd[CP_LINE_CONTROL][0], notice, sizeof *notice) ==
                CP_WIRE_HELLO &&
            notice->rank > 0 && notice->rank < g->self.world;
 }
@@ -317,9 +219,9 @@ static void hear_notices(struct gathering *g)
            read_notice(g, &notice)) {
         struct peer *peer = &g->peer[notice.rank];
         peer->where = notice.where;
-        if (is_loopback(&notice.where)) {
+        if (cp_address_is_loopback(&notice.where)) {
             peer->where = g->root;
-            *port_of(&peer->where) = *port_of(&notice.where);
+            *cp_address_port(&peer->where) = *cp_address_port(&notice.where);
         }
         peer->has_come = true;
         g->notice_count++;
@@ -335,13 +237,14 @@ static void retry_later(struct gathering *g, int rank, enum cp_line line)
 
 static enum cp_code connect_to(struct gathering *g, int rank, enum cp_line line)
 {
-    const union address *where = &g->peer[rank].where;
+    const union cp_address *where = &g->peer[rank].where;
     int *fd = &g->hosts->fd[line][rank];
     *fd = socket(where->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (*fd < 0 || !prepare(*fd)) {
+    if (*fd < 0 || !cp_tcp_prepare(*fd)) {
         return cp_meet_fail_system(g->self.rank, "open a socket");
     }
-    if (connect(*fd, &where->any, size_of(where)) != 0 && errno != EINPROGRESS) {
+    if (connect(*fd, &where->any, cp_address_bytes(where)) != 0 &&
+        errno != EINPROGRESS) {
         retry_later(g, rank, line);
     }
     return CP_OK;
@@ -471,12 +374,12 @@ static int list_missing(const struct gathering *g, bool have_all_come, char *tex
     for (int rank = 0; rank < (is_blind ? 1 : g->self.world); rank++) {
         if (rank != g->self.rank &&
             !(have_all_come ? is_met(g, rank) : is_here(g, rank))) {
-            char at[ADDRESS_TEXT];
+            char at[CP_ADDRESS_TEXT];
             bool is_tried = have_all_come && rank < g->self.rank;
             missing++;
             cp_text_append(text, size, "%s%d%s%s", missing > 1 ? ", " : "", rank,
                            is_tried ? " at " : "",
-                           is_tried ? print_address(&g->peer[rank].where, at) : "");
+                           is_tried ? cp_address_print(&g->peer[rank].where, at) : "");
         }
     }
     return missing;
@@ -485,7 +388,7 @@ static int list_missing(const struct gathering *g, bool have_all_come, char *tex
 static enum cp_code fail_late(const void *arg, const struct cp_meet_args *args)
 {
     const struct gathering *g = arg;
-    char list[400] = "", at[ADDRESS_TEXT];
+    char list[400] = "", at[CP_ADDRESS_TEXT];
     bool have_all_come = g->notice_count == g->self.world - 1;
     int missing = list_missing(g, have_all_come, list, sizeof list);
     if (have_all_come) {
@@ -504,7 +407,7 @@ static enum cp_code fail_late(const void *arg, const struct cp_meet_args *args)
         "MASTER_PORT and version of cp_attn, and that their hosts reach %s, where rank "
         "0 listens",
         missing > 1 ? "ranks" : "rank", list, g->self.world, g->self.rank,
-        args->deadline.seconds, print_address(&g->root, at));
+        args->deadline.seconds, cp_address_print(&g->root, at));
 }
 
 static const struct cp_meet_kind kind = {
@@ -605,7 +508,7 @@ enum cp_code cp_meet_hosts(const struct cp_meet_args *args, const struct cp_root
                                .rank = args->rank,
                                .world = args->world};
     hosts->hello[args->rank] = args->hello;
-    CP_TRY_GOTO(code, parse_root(root, &g->root), done);
+    CP_TRY_GOTO(code, cp_address_parse(root->host, root->port, &g->root), done);
     g->peer[0].where = g->root;
     g->peer[0].has_come = true;
     CP_TRY_GOTO(code, open_listener(g, root->listener), done);

@@ -1,5 +1,7 @@
 /* The meeting over TCP: ranks as threads, late and in every order, among strangers, with
  * ranks that are missing or cannot be reached; and forks. */
+#include <netinet/tcp.h>
+
 #include "control/meet_hosts.c"
 #include "ranks.h"
 
@@ -22,19 +24,20 @@ struct scene {
 static bool scene_listen(struct scene *scene)
 {
     struct cp_root root = {.host = scene->host, .port = "0"};
-    union address name;
+    union cp_address name;
     socklen_t size = sizeof name;
-    if (!CHECK_EQ_I64(parse_root(&root, &name), CP_OK)) {
+    if (!CHECK_EQ_I64(cp_address_parse(root.host, root.port, &name), CP_OK)) {
         return false;
     }
     scene->listener = socket(name.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(scene->listener, &name.any, size_of(&name)) != 0 ||
+    if (bind(scene->listener, &name.any, cp_address_bytes(&name)) != 0 ||
         listen(scene->listener, 100) != 0 ||
         getsockname(scene->listener, &name.any, &size) != 0) {
         (void)close(scene->listener);
         return false;
     }
-    (void)snprintf(scene->port, sizeof scene->port, "%d", ntohs(*port_of(&name)));
+    (void)snprintf(scene->port, sizeof scene->port, "%d",
+                   ntohs(*cp_address_port(&name)));
     return true;
 }
 
@@ -222,10 +225,10 @@ TEST(timeout_without_rank_0)
 static int connect_stranger(const struct scene *scene)
 {
     struct cp_root root = {.host = scene->host, .port = scene->port};
-    union address name;
-    CHECK_EQ_I64(parse_root(&root, &name), CP_OK);
+    union cp_address name;
+    CHECK_EQ_I64(cp_address_parse(root.host, root.port, &name), CP_OK);
     int fd = socket(name.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK_EQ_I64(connect(fd, &name.any, size_of(&name)), 0);
+    CHECK_EQ_I64(connect(fd, &name.any, cp_address_bytes(&name)), 0);
     return fd;
 }
 
@@ -262,13 +265,13 @@ static void say(int fd, const struct scene *scene, enum garbage garbage)
     case GARBAGE_COUNT:
         break;
     case BYTES:
-        (void)send_whole(fd, bytes, sizeof bytes);
+        (void)cp_tcp_send(fd, bytes, sizeof bytes);
         break;
     case TOO_SHORT:
-        (void)send_whole(fd, bytes, 100);
+        (void)cp_tcp_send(fd, bytes, 100);
         break;
     case CLOSES:
-        (void)send_whole(fd, bytes, 100);
+        (void)cp_tcp_send(fd, bytes, 100);
         (void)shutdown(fd, SHUT_WR);
         break;
     case WRONG_HASH:
@@ -419,9 +422,9 @@ TEST(a_loopback_address_stands_for_rank_0s_host)
     struct gathering g = {
         .self = {.rank = 3, .world = 4}, .hosts = &hosts, .peer = peer};
     struct notice notices[2] = {{.rank = 1}, {.rank = 2}};
-    CHECK_EQ_I64(parse_root(&root, &g.root), CP_OK);
-    CHECK_EQ_I64(parse_root(&near, &notices[0].where), CP_OK);
-    CHECK_EQ_I64(parse_root(&far, &notices[1].where), CP_OK);
+    CHECK_EQ_I64(cp_address_parse(root.host, root.port, &g.root), CP_OK);
+    CHECK_EQ_I64(cp_address_parse(near.host, near.port, &notices[0].where), CP_OK);
+    CHECK_EQ_I64(cp_address_parse(far.host, far.port, &notices[1].where), CP_OK);
     CHECK_EQ_I64(send(ends[1], notices, sizeof notices, 0), sizeof notices);
     hear_notices(&g);
     CHECK_EQ_I64(g.notice_count, 2);
