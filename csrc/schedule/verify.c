@@ -47,7 +47,7 @@ static enum cp_code check_plans(const struct cp_schedule *const *of_call, int ca
             return cp_verify_fail(&at, "its plan is not that of rank 0");
         }
     }
-    return cp_meaning_check_size(of_call[0]->plan, call);
+    return cp_name_check_size(of_call[0]->plan, call);
 }
 
 static enum cp_code fill_lanes(struct proof *proof, struct cp_run_rank *rank,
@@ -108,7 +108,7 @@ static enum cp_code prepare(struct proof *proof, struct cp_verify_run *run)
         proof->schedules + (ptrdiff_t)run->call * proof->world;
     CP_TRY(check_plans(of_call, run->call, proof->world));
     run->meaning.plan = of_call[0]->plan;
-    run->memory.set_words = cp_meaning_set_words(run->meaning.plan);
+    run->memory.set_words = cp_name_set_words(run->meaning.plan);
     CP_TRY(take(proof, proof->world, sizeof *run->ranks, &run->ranks));
     CP_TRY(take(proof, (int64_t)proof->world * proof->world, sizeof *run->channels,
                 &run->channels));

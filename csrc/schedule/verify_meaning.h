@@ -4,19 +4,7 @@
 #ifndef CP_SCHEDULE_VERIFY_MEANING_H
 #define CP_SCHEDULE_VERIFY_MEANING_H
 
-#include "schedule/verify_content.h"
-
-struct cp_meaning {
-    struct cp_memory *memory;
-    const struct cp_plan *plan;
-    int call;
-};
-
-/* Words that a set of this plan needs. */
-int64_t cp_meaning_set_words(const struct cp_plan *plan);
-
-/* CP_ERR_INTERNAL where a plan is too large for tokens. */
-CP_NODISCARD enum cp_code cp_meaning_check_size(const struct cp_plan *plan, int call);
+#include "schedule/verify_name.h"
 
 /* Fills one of the caller's tensors of `rank`. */
 CP_NODISCARD enum cp_code cp_meaning_fill(const struct cp_meaning *meaning, int rank,
