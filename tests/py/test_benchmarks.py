@@ -47,6 +47,20 @@ def test_ranks(tmp_path):
     assert all(row["share"] > 0 and row["command"] for row in taken)
 
 
+def test_block(tmp_path):
+    """A block of FLUX on two ranks computes what it does on one."""
+    pytest.importorskip("diffusers", minversion="0.42")
+    rows = tmp_path / "rows.json"
+    options = ["--heads", "2", "--tokens", "32", "--rounds", "1", "--json", str(rows)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "benchmarks.block", *options]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    taken = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["backend"] for row in taken] == ["ring", "ulysses"]
+    assert all(0 < row["error"] < 1e-4 and row["of_share"] > 0 and row["command"] for row in taken)
+
+
 def test_counted_notices_more_and_less():
     """Two per cent either way, and any allocation; `.ci/run` makes the counts."""
     before = {"instructions": 1000.0, "reads": 200.0, "allocations": 0}
