@@ -1,6 +1,7 @@
 /* Threads that take pieces. */
 #include "base/pool.h"
 
+#include <fenv.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -37,6 +38,7 @@ struct cp_pool {
     cp_pool_work *work;
     void *arg;
     int64_t pieces;
+    fenv_t floats;          /* how the caller rounds, and whether it keeps denormals */
     struct cp_status error; /* valid where has_failed, once all is done */
 
     pid_t pid; /* of the process that has the threads */
@@ -78,6 +80,9 @@ static void do_pieces(struct cp_pool *pool, int worker)
 {
     int64_t count = 0;
     for (int64_t first = take(pool, &count); first >= 0; first = take(pool, &count)) {
+        if (worker > 0) {
+            (void)fesetenv(&pool->floats);
+        }
         for (int64_t piece = first; piece < first + count; piece++) {
             if (pool->work(pool->arg, piece, worker) != CP_OK) {
                 note_error(pool);
@@ -193,6 +198,7 @@ enum cp_code cp_pool_run(struct cp_pool *pool, int64_t pieces, cp_pool_work *wor
     pool->work = work;
     pool->arg = arg;
     pool->pieces = pieces;
+    (void)fegetenv(&pool->floats);
     atomic_store_explicit(&pool->has_failed, false, memory_order_relaxed);
     atomic_store_explicit(&pool->undone, pieces, memory_order_relaxed);
     /* release: pairs with the acquire in take. */

@@ -29,9 +29,9 @@ void cp_pool_destroy(struct cp_pool **pool);
 /* 1 for NULL: the caller alone. */
 int cp_pool_threads(const struct cp_pool *pool);
 
-/* Does pieces 0 to `pieces` - 1, in any order, and returns when all are
- * done: CP_OK, or one of the errors. Where there is one thread it does them one by one, up
- * to the first error. One job at a time. */
+/* Does pieces 0 to `pieces` - 1, in any order, and returns when all are done: CP_OK, or one
+ * of the errors. All threads round, and keep denormals, as the caller does. Where there is
+ * one thread it does them one by one, up to the first error. One job at a time. */
 CP_NODISCARD enum cp_code cp_pool_run(struct cp_pool *pool, int64_t pieces,
                                       cp_pool_work *work, void *arg);
 

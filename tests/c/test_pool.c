@@ -1,4 +1,5 @@
 /* The threads of a rank: every piece once, errors, ends, and points of the protocol where a thread is late. */
+#include <fenv.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -133,6 +134,31 @@ TEST(late_threads_take_no_piece_twice)
         atomic_store(&late_every, 0);
         cp_pool_destroy(&pool);
     }
+}
+
+static enum cp_code check_rounding(void *arg, int64_t piece, int worker)
+{
+    const int *expected = arg;
+    ranks_sleep_us(20); /* lets the other threads come */
+    return fegetround() == *expected
+               ? CP_OK
+               : cp_fail(CP_ERR_INTERNAL,
+                         "piece %lld on thread %d is rounded otherwise",
+                         (long long)piece, worker);
+}
+
+/* torch.set_flush_denormal and the like are a thread's own, and may change between calls. */
+TEST(threads_compute_as_the_caller_does)
+{
+    const int ways[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO, FE_TONEAREST};
+    struct cp_pool *pool = NULL;
+    CHECK_EQ_I64(cp_pool_create(4, &pool), CP_OK);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        int way = ways[i];
+        CHECK_EQ_I64(fesetround(way), 0);
+        CHECK_EQ_I64(cp_pool_run(pool, 200, check_rounding, &way), CP_OK);
+    }
+    cp_pool_destroy(&pool);
 }
 
 TEST(threads_end_at_once_even_unused)
