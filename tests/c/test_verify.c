@@ -10,8 +10,7 @@
 #include "schedule/verify_step.h"
 #include "test.h"
 
-_Static_assert((int)CP_VERIFY_SIGNALS == (int)CP_SIGNALS,
-               "verify_step.h repeats comm.h");
+_Static_assert((int)CP_WALK_SIGNALS == (int)CP_SIGNALS, "walk.h repeats comm.h");
 
 enum { MAX_CALLS = 3 };
 
