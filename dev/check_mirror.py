@@ -22,6 +22,7 @@ TESTED_ELSEWHERE = {
     "write_replicated": "test_verify and test_run",
     "write_two_sided": "test_verify and test_run",
     "write_two_sided_exchange": "test_verify and test_run",
+    "write_two_sided_ring": "test_verify and test_run",
     "write_two_sided_forward": "test_verify and test_run",
     "write_two_sided_backward": "test_verify and test_run",
     "meet_fork": "test_meet",

@@ -251,6 +251,52 @@ TEST(what_is_there_first_takes_the_bridge_first)
     world_close(&w);
 }
 
+/* Two members of a group, 4 heads each, in so many chunks. */
+static double time_of_chunks(enum cp_transport transport, int64_t chunks,
+                             const struct cp_speeds *speeds)
+{
+    struct cp_record records[2];
+    struct world w;
+    memset(records, 0, sizeof records);
+    for (int rank = 0; rank < 2; rank++) {
+        struct cp_call *call = &records[rank].call;
+        call->op = CP_OP_ATTENTION;
+        call->dtype = CP_DTYPE_FLOAT32;
+        call->batch = 1;
+        call->heads = 2 * HEADS;
+        call->kv_heads = 2 * HEADS;
+        call->head_dim = DIM;
+        call->value_dim = DIM;
+        call->ring_degree = 1;
+        call->ulysses_degree = 2;
+        records[rank].sizes[CP_SIZE_Q_ROWS] = 4;
+        records[rank].sizes[CP_SIZE_KV_ROWS] = 4;
+        records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = chunks;
+    }
+    open_plan(&w, records, 2, &format, transport);
+    double seconds = slowest(&w, speeds);
+    world_close(&w);
+    return seconds;
+}
+
+/* A tensor's part for the other member has 512 bytes, and attention takes 2048 s. */
+TEST(chunks_of_heads_move_while_others_are_met)
+{
+    struct cp_speeds speeds = endless;
+    speeds.link_bytes = 1.0;
+    speeds.attend_ops = 4.0;
+    /* q, k, v; attention; out */
+    CHECK(is_near(time_of_chunks(CP_TWO_SIDED, 1, &speeds), 1536 + 2048 + 512));
+    /* half of q, k, v; attention, at whose half one half of out goes; the other half */
+    CHECK(is_near(time_of_chunks(CP_TWO_SIDED, 2, &speeds), 768 + 2048 + 256));
+    CHECK(is_near(time_of_chunks(CP_TWO_SIDED, 4, &speeds), 384 + 2048 + 128));
+    /* k and v are read while they are met */
+    CHECK(is_near(time_of_chunks(CP_PULL, 1, &speeds), 512 + 2048 + 512));
+    CHECK(is_near(time_of_chunks(CP_PULL, 2, &speeds), 256 + 2048 + 256));
+    /* the first chunk's keys come behind the rows of all chunks, which are asked for first */
+    CHECK(is_near(time_of_chunks(CP_PULL, 4, &speeds), 128 + 2048 + 128 + 128));
+}
+
 TEST(nothing_starts_before_the_host_has_enqueued_it)
 {
     struct world w;
