@@ -30,16 +30,6 @@ static enum cp_dtype dtype_of(const char *name)
     return CP_DTYPE_NONE;
 }
 
-/* Of the part of its buffer that a box takes. */
-static int64_t box_bytes(const struct cp_buffer *buffer, const struct cp_box *box)
-{
-    if (buffer->layout != CP_LAYOUT_PLAIN) {
-        return buffer->stride_bytes[2] * box->n[2] * box->n[0];
-    }
-    return box->n[0] * box->n[1] * box->n[2] * box->n[3] *
-           cp_dtype_bytes((enum cp_dtype)buffer->dtype);
-}
-
 static int64_t peer_bytes(const struct cp_schedule *schedule,
                           const struct cp_step *step)
 {
@@ -52,7 +42,7 @@ static int64_t peer_bytes(const struct cp_schedule *schedule,
         const struct cp_buffer *buffer = &schedule->buffers[box->buffer];
         bool is_peers =
             buffer->kind == CP_BUFFER_WINDOW && buffer->owner != schedule->rank;
-        bytes += is_peers ? box_bytes(buffer, box) : 0;
+        bytes += is_peers ? cp_box_bytes(schedule, box) : 0;
     }
     return bytes;
 }

@@ -53,10 +53,12 @@ enum cp_mask_kind {
 enum cp_size {
     CP_SIZE_Q_ROWS,
     CP_SIZE_KV_ROWS,
-    CP_SIZE_MASK_ROWS, /* length of the mask's query axis as this rank gave it */
-    CP_SIZE_MASK_KEYS, /* length of its key axis */
-    CP_SIZE_ROWS,      /* shard: length of the dimension that is cut; gather,
+    CP_SIZE_MASK_ROWS,   /* length of the mask's query axis as this rank gave it */
+    CP_SIZE_MASK_KEYS,   /* length of its key axis */
+    CP_SIZE_ROWS,        /* shard: length of the dimension that is cut; gather,
                           reduce_scatter: of the own part of it */
+    CP_SIZE_HEAD_CHUNKS, /* attention: how many chunks this rank would cut the heads in;
+                            0: as many as pay. All ranks say the same */
     CP_SIZE_COUNT = 8
 };
 

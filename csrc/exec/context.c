@@ -175,6 +175,7 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *r
         struct cp_format format;
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
         record->call.format = format.id;
+        record->sizes[CP_SIZE_HEAD_CHUNKS] = context->config.head_chunks;
     }
     return CP_OK;
 }

@@ -28,9 +28,10 @@ extern const char *const cp_rotate_names[CP_ROTATES];
 /* What a context is about; equal on all ranks. */
 struct cp_context_config {
     int ring_degree, ulysses_degree;
-    int32_t variant; /* enum cp_variant */
-    int32_t rotate;  /* enum cp_rotate */
-    double timeout;  /* seconds: the longest wait for a living peer */
+    int32_t variant;     /* enum cp_variant */
+    int32_t rotate;      /* enum cp_rotate */
+    int32_t head_chunks; /* in which attention cuts the heads; 0: as many as pay */
+    double timeout;      /* seconds: the longest wait for a living peer */
 };
 
 struct cp_context;
@@ -45,8 +46,9 @@ struct cp_join_args {
     /* (optional) Where ranks of several hosts meet (control/meet_hosts.h). NULL: all are
      * on this one. Equal on all ranks. */
     const struct cp_root *root;
-    int threads;       /* that calls on the host may use, from 1 to CP_POOL_MOST */
-    const char *isa;   /* value of CP_ATTN_ISA, or NULL */
+    int threads;     /* that calls on the host may use, from 1 to CP_POOL_MOST */
+    const char *isa; /* value of CP_ATTN_ISA, or NULL */
+    const char *head_chunks; /* of CP_ATTN_HEAD_CHUNKS: a number, see the config's */
     const char *trace; /* of CP_ATTN_TRACE: the file that gets this rank's spans */
     const char *debug; /* of CP_ATTN_DEBUG: seconds, see cp_watch.debug_s */
     /* (optional) What this rank found wrong already: all ranks get it, as they get a

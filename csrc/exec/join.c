@@ -38,7 +38,7 @@ static const char *variant_name(int32_t variant)
 struct hello {
     char version[32];
     int32_t ring_degree, ulysses_degree, variant, rotate;
-    int32_t isa;
+    int32_t isa, head_chunks;
     struct cp_status error; /* code CP_OK: none */
 };
 _Static_assert(sizeof(struct hello) <= CP_HELLO_BYTES, "a hello must fit");
@@ -111,6 +111,12 @@ static enum cp_code compare_hellos(const struct cp_ground *ground, int *isa)
                 variant_name(zero.variant), rotate_name(other.rotate),
                 rotate_name(zero.rotate));
         }
+        if (other.head_chunks != zero.head_chunks) {
+            return cp_fail_rank(
+                CP_ERR_VALUE, rank,
+                "rank %d has CP_ATTN_HEAD_CHUNKS %d and rank 0 has %d (0: not set)",
+                rank, other.head_chunks, zero.head_chunks);
+        }
         if (other.isa < *isa) {
             *isa = other.isa;
         }
@@ -139,11 +145,28 @@ static enum cp_code parse_debug(const char *value, double *seconds)
     return CP_OK;
 }
 
+static enum cp_code parse_head_chunks(const char *value, int32_t *chunks)
+{
+    char *end = NULL;
+    long got = strtol(value, &end, 10);
+    if (end == value || *end != '\0' || got < 1 || got > CP_MAX_HEAD_CHUNKS) {
+        return cp_fail(CP_ERR_VALUE,
+                       "CP_ATTN_HEAD_CHUNKS is \"%.40s\"; it takes the number of "
+                       "chunks that attention cuts the heads in, from 1 to %d",
+                       value, CP_MAX_HEAD_CHUNKS);
+    }
+    *chunks = (int32_t)got;
+    return CP_OK;
+}
+
 /* What the environment asks for. */
 static enum cp_code read_environment(const struct cp_join_args *args,
-                                     struct parts *parts, int32_t *isa)
+                                     struct parts *parts, struct hello *hello)
 {
-    CP_TRY(cp_kernel_cpu_parse(args->isa, isa));
+    CP_TRY(cp_kernel_cpu_parse(args->isa, &hello->isa));
+    if (is_given(args->head_chunks)) {
+        CP_TRY(parse_head_chunks(args->head_chunks, &hello->head_chunks));
+    }
     if (is_given(args->debug)) {
         CP_TRY(parse_debug(args->debug, &parts->debug_s));
     }
@@ -151,7 +174,9 @@ static enum cp_code read_environment(const struct cp_join_args *args,
                                  : CP_OK;
 }
 
-static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, int *isa)
+/* `isa` and `head_chunks`: as all ranks have them. */
+static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, int *isa,
+                         int32_t *head_chunks)
 {
     struct hello hello = {
         .version = CP_VERSION,
@@ -174,11 +199,12 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
         .interrupt = args->interrupt,
         .interrupt_arg = args->interrupt_arg,
     };
-    if (args->error == NULL && read_environment(args, parts, &hello.isa) != CP_OK) {
+    if (args->error == NULL && read_environment(args, parts, &hello) != CP_OK) {
         hello.error = *cp_last_error(); /* told at the meeting: nobody waits for it */
     }
     memcpy(meet_args.hello.bytes, &hello, sizeof hello);
     CP_TRY(parts->ground->ops->meet(parts->ground, &meet_args));
+    *head_chunks = hello.head_chunks;
     return compare_hellos(parts->ground, isa);
 }
 
@@ -229,10 +255,11 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
     struct cp_page *page = NULL;
     struct cp_comm *comm = NULL;
     struct cp_context *context = NULL;
+    struct cp_context_config config = args->config;
     int isa = 0;
     enum cp_code code = CP_OK;
     CP_TRY(create_parts(args, &parts));
-    CP_TRY_GOTO(code, meet(args, parts, &isa), done);
+    CP_TRY_GOTO(code, meet(args, parts, &isa, &config.head_chunks), done);
     CP_TRY_GOTO(code, watch_init(parts, args, &page), done);
     CP_TRY_GOTO(code, parts->ground->ops->comm(parts->ground, &parts->watch, &comm),
                 done);
@@ -243,7 +270,7 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
         .kernels = {.select = cp_kernel_cpu_select, .limit = isa},
         .threads = args->threads,
     };
-    CP_TRY_GOTO(code, cp_context_create(&args->config, &with, &context), done);
+    CP_TRY_GOTO(code, cp_context_create(&config, &with, &context), done);
     cp_context_stand_on(context, parts, close_parts);
     parts = NULL;
     *out = context;

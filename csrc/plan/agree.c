@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "plan/mask_axis.h"
+#include "plan/plan.h"
 #include "tensor/dtype.h"
 
 /* The fields of a call in the order in which a difference is named. `op` is first: the
@@ -279,6 +280,29 @@ static enum cp_code check_mask(const struct cp_record *records, int world)
                : cp_mask_read(records, world, &rows, &keys);
 }
 
+static enum cp_code check_chunks(const struct cp_record *records, int world)
+{
+    int64_t zero = records[0].sizes[CP_SIZE_HEAD_CHUNKS];
+    for (int rank = 0; rank < world; rank++) {
+        int64_t own = records[rank].sizes[CP_SIZE_HEAD_CHUNKS];
+        if (own < 0 || own > CP_MAX_HEAD_CHUNKS) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "rank %d would cut the heads in %" PRId64
+                                " chunks; from 1 to %d are possible, and 0 for as many "
+                                "as pay",
+                                rank, own, CP_MAX_HEAD_CHUNKS);
+        }
+        if (own != zero) {
+            return cp_fail_rank(CP_ERR_VALUE, rank,
+                                "rank %d would cut the heads in %" PRId64
+                                " chunks, rank 0 in %" PRId64
+                                ", and all ranks have to cut them alike",
+                                rank, own, zero);
+        }
+    }
+    return CP_OK;
+}
+
 static enum cp_code check_lengths(const struct cp_record *records, int world)
 {
     uint64_t promised = records[0].call.check;
@@ -314,6 +338,7 @@ enum cp_code cp_agree(const struct cp_record *records, int world)
     if (!cp_call_is_attention(call)) {
         return CP_OK;
     }
+    CP_TRY(check_chunks(records, world));
     CP_TRY(check_replicated(records, world));
     if (call->variant == CP_EVEN) {
         CP_TRY(check_even(records, world));

@@ -29,6 +29,25 @@ struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank)
     return range_of_group(plan, plan->kv_rows, rank);
 }
 
+struct cp_range cp_plan_chunk_kv_heads(const struct cp_plan *plan, int u, int chunk)
+{
+    struct cp_range heads = cp_share(plan->kv_heads[u].count, plan->chunks, chunk);
+    heads.first += plan->kv_heads[u].first;
+    return heads;
+}
+
+struct cp_range cp_plan_chunk_heads(const struct cp_plan *plan, int u, int chunk)
+{
+    struct cp_range own = plan->heads[u];
+    struct cp_range of_kv = cp_plan_chunk_kv_heads(plan, u, chunk);
+    int64_t first = of_kv.first * plan->heads_per_kv;
+    int64_t end = first + of_kv.count * plan->heads_per_kv;
+    first = first > own.first ? first : own.first;
+    end = end < own.first + own.count ? end : own.first + own.count;
+    struct cp_range heads = {.first = first, .count = end > first ? end - first : 0};
+    return heads;
+}
+
 void cp_plan_destroy(struct cp_plan **plan)
 {
     if (*plan == NULL) {
@@ -85,6 +104,17 @@ static enum cp_code lay_rows(const struct cp_record *records, int world,
     return CP_OK;
 }
 
+/* As many as were asked for, as far as any rank has heads for them. */
+static int chunks_of(const struct cp_plan *plan, int64_t asked)
+{
+    int64_t most = 1;
+    for (int u = 0; u < plan->ulysses; u++) {
+        most = plan->kv_heads[u].count > most ? plan->kv_heads[u].count : most;
+    }
+    most = asked < most ? asked : most;
+    return most > 1 ? (int)most : 1;
+}
+
 static enum cp_code plan_attention(struct cp_plan *plan,
                                    const struct cp_record *records)
 {
@@ -103,6 +133,9 @@ static enum cp_code plan_attention(struct cp_plan *plan,
         plan->heads[u] = cp_share(call->heads, plan->ulysses, u);
         plan->kv_heads[u] = cp_kv_heads_of(plan->heads[u], plan->heads_per_kv);
     }
+    plan->chunks = call->kv_replicated != 0
+                       ? 1
+                       : chunks_of(plan, records[0].sizes[CP_SIZE_HEAD_CHUNKS]);
     memcpy(&plan->scale, &call->scale_bits, sizeof plan->scale);
     return call->mask_kind == CP_MASK_NONE
                ? CP_OK
@@ -132,6 +165,7 @@ static enum cp_code fill(struct cp_plan *plan, const struct cp_record *records,
     plan->signature.world = plan->world;
     plan->ring = records[0].call.ring_degree;
     plan->ulysses = records[0].call.ulysses_degree;
+    plan->chunks = 1;
     if ((int64_t)plan->ring * plan->ulysses != plan->world) {
         return cp_fail(CP_ERR_INTERNAL,
                        "ring_degree %d times ulysses_degree %d is not %d ranks",

@@ -15,7 +15,7 @@
 #include "tensor/dtype.h"
 #include "tensor/format.h"
 
-enum { CP_MAX_WORLD = 1024 };
+enum { CP_MAX_WORLD = 1024, CP_MAX_HEAD_CHUNKS = 64 };
 
 /* How an axis of the mask is read. */
 enum cp_axis_kind {
@@ -41,6 +41,8 @@ struct cp_plan {
     struct cp_range *heads;    /* (ulysses) query heads that rank (r, u) answers for */
     struct cp_range *kv_heads; /* (ulysses) key/value heads that these need */
     int64_t heads_per_kv;      /* H / H_kv */
+    int chunks; /* in which attention cuts the heads of every rank, so that one moves while
+                   another is met; at least 1 */
     enum cp_axis_kind mask_rows, mask_keys;
     double scale;
     /* shard, gather, reduce_scatter: the tensor as (outer, rows, 1, inner) */
@@ -69,6 +71,12 @@ static inline int64_t cp_plan_size(const struct cp_plan *plan, int rank,
  * to. */
 struct cp_range cp_plan_group_rows(const struct cp_plan *plan, int rank);
 struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank);
+
+/* Chunk `chunk` of the heads that rank (r, u) answers for: of its query heads, and of the
+ * key/value heads that these need. A key/value head is in one chunk, with all of the
+ * rank's query heads that use it. Chunks may be empty. */
+struct cp_range cp_plan_chunk_heads(const struct cp_plan *plan, int u, int chunk);
+struct cp_range cp_plan_chunk_kv_heads(const struct cp_plan *plan, int u, int chunk);
 
 /* From records that cp_agree has passed. `format` is read for attention only.
  * CP_ERR_NO_MEMORY, or CP_ERR_VALUE where a size overflows. */

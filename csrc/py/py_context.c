@@ -43,6 +43,7 @@ static enum cp_code join(ContextObject *self, const struct module_state *state,
         .world = self->world,
         .threads = self->threads,
         .isa = getenv("CP_ATTN_ISA"),
+        .head_chunks = getenv("CP_ATTN_HEAD_CHUNKS"),
         .trace = getenv("CP_ATTN_TRACE"),
         .debug = getenv("CP_ATTN_DEBUG"),
         .interrupt = run_signal_handlers,
@@ -545,8 +546,8 @@ PyDoc_STRVAR(
     "CommTimeout\n"
     "    A rank did not appear.\n"
     "ValueError\n"
-    "    The ranks came with different configs, or CP_ATTN_ISA, CP_ATTN_DEBUG or\n"
-    "    CP_ATTN_TRACE has a value that cannot be used.");
+    "    The ranks came with different configs, or CP_ATTN_ISA, CP_ATTN_HEAD_CHUNKS,\n"
+    "    CP_ATTN_DEBUG or CP_ATTN_TRACE has a value that cannot be used.");
 
 static PyType_Slot context_slots[] = {
     SLOT_DOC(context_doc),

@@ -219,6 +219,7 @@ struct cp_step *cp_build_step(struct cp_builder *builder, enum cp_step_op op,
     memset(step, 0, sizeof *step);
     step->op = (uint8_t)op;
     step->lane = (uint8_t)lane;
+    memcpy(step->after, builder->floor[lane], sizeof step->after);
     for (int arg = 0; arg < CP_STEP_ARGS; arg++) {
         step->arg[arg] = cp_box_none();
     }

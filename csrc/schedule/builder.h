@@ -12,6 +12,9 @@ struct cp_builder {
     struct cp_schedule *schedule; /* owned until taken */
     int32_t buffer_capacity, step_capacity;
     int32_t lane_steps[CP_LANES]; /* steps on each lane so far: what `after` counts */
+    /* [lane][other]: for how many steps of the other lane all steps of the lane wait from
+     * now on */
+    int32_t floor[CP_LANES][CP_LANES];
     enum cp_code code;
     struct cp_status error;
     struct cp_step spare; /* where a failed builder's steps go */
@@ -53,8 +56,8 @@ struct cp_box cp_box_part(struct cp_box box, int axis, int64_t first, int64_t co
 struct cp_box cp_box_none(void);
 bool cp_box_is_empty(const struct cp_box *box);
 
-/* A step at the end of the lane, waiting for nothing; the caller fills in the rest
- * before the next one is made. */
+/* A step at the end of the lane, waiting for no more than the floor; the caller fills in the
+ * rest before the next one is made. */
 struct cp_step *cp_build_step(struct cp_builder *builder, enum cp_step_op op,
                               enum cp_lane lane);
 /* The step waits for all that the other lane has so far. */

@@ -1,4 +1,4 @@
-/* Printing and freeing schedules. */
+/* Looking at schedules, and freeing them. */
 #include "schedule/schedule.h"
 
 #include <inttypes.h>
@@ -39,6 +39,18 @@ const struct cp_panel *cp_schedule_panel(const struct cp_plan *plan,
         break;
     }
     return NULL;
+}
+
+int64_t cp_box_bytes(const struct cp_schedule *schedule, const struct cp_box *box)
+{
+    if (box->buffer == CP_NO_BUFFER) {
+        return 0;
+    }
+    const struct cp_buffer *buffer = &schedule->buffers[box->buffer];
+    return buffer->layout == CP_LAYOUT_PLAIN
+               ? box->n[0] * box->n[1] * box->n[2] * box->n[3] *
+                     cp_dtype_bytes((enum cp_dtype)buffer->dtype)
+               : buffer->stride_bytes[2] * box->n[2] * box->n[0];
 }
 
 void cp_schedule_destroy(struct cp_schedule **schedule)

@@ -148,6 +148,9 @@ void cp_schedule_destroy(struct cp_schedule **schedule);
 const struct cp_panel *cp_schedule_panel(const struct cp_plan *plan,
                                          enum cp_layout layout);
 
+/* What a box takes of its buffer; 0 for no box. */
+int64_t cp_box_bytes(const struct cp_schedule *schedule, const struct cp_box *box);
+
 const char *cp_step_name(enum cp_step_op op);
 /* One line a buffer and a step. */
 void cp_schedule_print(const struct cp_schedule *schedule, FILE *file);

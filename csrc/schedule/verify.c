@@ -50,20 +50,17 @@ static enum cp_code check_plans(const struct cp_schedule *const *of_call, int ca
     return cp_name_check_size(of_call[0]->plan, call);
 }
 
-static enum cp_code fill_lanes(struct proof *proof, struct cp_run_rank *rank,
-                               int number)
+static enum cp_code fill_lanes(struct proof *proof, struct cp_verify_run *run,
+                               const struct cp_schedule *schedule, int number)
 {
-    const struct cp_schedule *schedule = rank->schedule;
+    struct cp_run_rank *rank = &run->ranks[number];
+    int32_t *room = NULL;
+    CP_TRY(take(proof, cp_walk_room(schedule), sizeof *room, &room));
+    CP_TRY(take(proof, schedule->step_count, sizeof *rank->done, &rank->done));
+    cp_walk_rank_init(&run->walk.ranks[number], schedule, room);
     for (int i = 0; i < CP_LANES; i++) {
-        struct cp_run_lane *lane = &rank->lanes[i];
-        CP_TRY(take(proof, schedule->step_count, sizeof *lane->steps, &lane->steps));
-        CP_TRY(take(proof, schedule->step_count, sizeof *lane->done, &lane->done));
-        lane->now = proof->now + (ptrdiff_t)(number * CP_LANES + i) * proof->processes;
-    }
-    for (int32_t i = 0; i < schedule->step_count; i++) {
-        struct cp_run_lane *lane = &rank->lanes[schedule->steps[i].lane];
-        lane->steps[lane->count] = i;
-        lane->count += 1;
+        rank->lanes[i].now =
+            proof->now + (ptrdiff_t)(number * CP_LANES + i) * proof->processes;
     }
     return CP_OK;
 }
@@ -72,7 +69,7 @@ static enum cp_code fill_contents(struct proof *proof, struct cp_verify_run *run
                                   int number)
 {
     struct cp_run_rank *rank = &run->ranks[number];
-    const struct cp_schedule *schedule = rank->schedule;
+    const struct cp_schedule *schedule = run->walk.ranks[number].schedule;
     CP_TRY(
         take(proof, schedule->buffer_count, sizeof *rank->contents, &rank->contents));
     for (int32_t i = 0; i < schedule->buffer_count; i++) {
@@ -110,6 +107,7 @@ static enum cp_code prepare(struct proof *proof, struct cp_verify_run *run)
     run->meaning.plan = of_call[0]->plan;
     run->memory.set_words = cp_name_set_words(run->meaning.plan);
     CP_TRY(take(proof, proof->world, sizeof *run->ranks, &run->ranks));
+    CP_TRY(take(proof, proof->world, sizeof *run->walk.ranks, &run->walk.ranks));
     CP_TRY(take(proof, (int64_t)proof->world * proof->world, sizeof *run->channels,
                 &run->channels));
     CP_TRY(take(proof, cp_run_arena_count(proof->world), sizeof(struct cp_content *),
@@ -119,8 +117,7 @@ static enum cp_code prepare(struct proof *proof, struct cp_verify_run *run)
         CP_TRY(cp_verify_steps(of_call[rank], run->call));
     }
     for (int rank = 0; rank < proof->world; rank++) {
-        run->ranks[rank].schedule = of_call[rank];
-        CP_TRY(fill_lanes(proof, &run->ranks[rank], rank));
+        CP_TRY(fill_lanes(proof, run, of_call[rank], rank));
         CP_TRY(fill_contents(proof, run, rank));
         pass_gate(proof, rank);
     }
@@ -157,9 +154,9 @@ static void note_end(struct proof *proof, const struct cp_verify_run *run)
         cp_clock_join(proof->end, proof->now + (ptrdiff_t)process * proof->processes,
                       proof->processes);
     }
-    proof->report.steps += run->steps;
+    proof->report.steps += run->walk.steps;
     for (int rank = 0; rank < proof->world; rank++) {
-        const struct cp_schedule *schedule = run->ranks[rank].schedule;
+        const struct cp_schedule *schedule = run->walk.ranks[rank].schedule;
         if (schedule->window_bytes > proof->report.window_bytes) {
             proof->report.window_bytes = schedule->window_bytes;
         }
@@ -178,6 +175,7 @@ static enum cp_code prove_call(struct proof *proof, int call)
         .call = call,
         .world = proof->world,
         .processes = proof->processes,
+        .walk = {.world = proof->world},
     };
     run.meaning.memory = &run.memory;
     run.meaning.call = call;

@@ -1,4 +1,4 @@
-/* Lanes, conditions and what they wait for. */
+/* What steps mean and what their lanes know. */
 #include "schedule/verify_run.h"
 
 #include <stdio.h>
@@ -11,9 +11,16 @@ static struct cp_verify_at place_of(const struct cp_verify_run *run, int rank,
         .call = run->call,
         .rank = rank,
         .step = step,
-        .op = (enum cp_step_op)run->ranks[rank].schedule->steps[step].op,
+        .op = (enum cp_step_op)run->walk.ranks[rank].schedule->steps[step].op,
     };
     return at;
+}
+
+/* Number of the step that stands at that place of the lane. */
+static int32_t number_of(const struct cp_verify_run *run, int rank, int lane,
+                         int32_t place)
+{
+    return run->walk.ranks[rank].lanes[lane].steps[place];
 }
 
 static enum cp_code copy_clock(struct cp_verify_run *run, const uint32_t *clock,
@@ -24,61 +31,6 @@ static enum cp_code copy_clock(struct cp_verify_run *run, const uint32_t *clock,
     memcpy(block, clock, (size_t)run->processes * sizeof *clock);
     *out = block;
     return CP_OK;
-}
-
-/* ---- conditions ---- */
-
-/* The first publication of that counter that reaches `value`, or NULL. */
-static const struct cp_publication *reached(const struct cp_verify_run *run,
-                                            const struct cp_step *step)
-{
-    const struct cp_publication *it = run->ranks[step->peer].signals[step->signal];
-    while (it != NULL && it->value < step->value) {
-        it = it->next;
-    }
-    return it;
-}
-
-/* The lane whose steps must still be done before `step`, or -1. */
-static int missing_lane(const struct cp_run_rank *rank, const struct cp_step *step)
-{
-    for (int lane = 0; lane < CP_LANES; lane++) {
-        if (lane != step->lane && rank->lanes[lane].cursor < step->after[lane]) {
-            return lane;
-        }
-    }
-    return -1;
-}
-
-/* Index behind the last step of the group that starts at `first`. */
-static int32_t group_end(const struct cp_run_rank *rank, const struct cp_run_lane *lane,
-                         int32_t first)
-{
-    const struct cp_step *steps = rank->schedule->steps;
-    int32_t end = first + 1;
-    while (end < lane->count &&
-           cp_verify_is_message((enum cp_step_op)steps[lane->steps[end]].op) &&
-           steps[lane->steps[end]].group == steps[lane->steps[first]].group) {
-        end += 1;
-    }
-    return end;
-}
-
-static bool may_start(const struct cp_verify_run *run, const struct cp_run_rank *rank,
-                      const struct cp_run_lane *lane)
-{
-    const struct cp_step *step = &rank->schedule->steps[lane->steps[lane->cursor]];
-    return missing_lane(rank, step) < 0 &&
-           (step->op != CP_STEP_AWAIT || reached(run, step) != NULL);
-}
-
-static bool may_end(const struct cp_run_lane *lane)
-{
-    const struct cp_message *it = lane->group;
-    while (it != NULL && it->mate != NULL) {
-        it = it->next_in_group;
-    }
-    return it == NULL;
 }
 
 /* ---- doing ---- */
@@ -143,79 +95,75 @@ static void note_written(struct cp_verify_run *run, const struct cp_verify_at *a
 }
 
 /* The lane's clock learns what the step at its cursor waited for. */
-static void learn(struct cp_verify_run *run, const struct cp_run_rank *rank,
-                  struct cp_run_lane *lane)
+static void learn(struct cp_verify_run *run, int rank, int lane)
 {
-    const struct cp_step *step = &rank->schedule->steps[lane->steps[lane->cursor]];
+    const struct cp_step *step = cp_walk_step(&run->walk, rank, lane);
+    uint32_t *now = run->ranks[rank].lanes[lane].now;
     for (int other = 0; other < CP_LANES; other++) {
-        if (other != step->lane && step->after[other] > 0) {
-            cp_clock_join(lane->now, rank->lanes[other].done[step->after[other] - 1],
-                          run->processes);
+        if (other != lane && step->after[other] > 0) {
+            int32_t last = number_of(run, rank, other, step->after[other] - 1);
+            cp_clock_join(now, run->ranks[rank].done[last], run->processes);
         }
     }
     if (step->op == CP_STEP_AWAIT) {
-        cp_clock_join(lane->now, reached(run, step)->clock, run->processes);
+        int32_t publication = cp_walk_publication(&run->walk, step);
+        cp_clock_join(now, run->ranks[step->peer].done[publication], run->processes);
     }
 }
 
-/* The steps before `end` are done. */
-static enum cp_code advance(struct cp_verify_run *run, struct cp_run_lane *lane,
-                            int process, int32_t end)
+/* The lane's steps from its cursor up to `end` are over. */
+static enum cp_code note_done(struct cp_verify_run *run, int rank, int lane,
+                              int32_t end)
 {
     const uint32_t *clock = NULL;
-    lane->now[process] += 1;
-    CP_TRY(copy_clock(run, lane->now, &clock));
-    while (lane->cursor < end) {
-        lane->done[lane->cursor] = clock;
-        lane->cursor += 1;
-        run->steps += 1;
+    struct cp_run_rank *self = &run->ranks[rank];
+    self->lanes[lane].now[rank * CP_LANES + lane] += 1;
+    CP_TRY(copy_clock(run, self->lanes[lane].now, &clock));
+    for (int32_t at = run->walk.ranks[rank].lanes[lane].cursor; at < end; at++) {
+        self->done[number_of(run, rank, lane, at)] = clock;
     }
     return CP_OK;
 }
 
-static enum cp_code publish(struct cp_verify_run *run, const struct cp_verify_at *at,
-                            const struct cp_step *step, const uint32_t *clock)
+/* Counters are published on one lane, and only grow. */
+static enum cp_code check_publish(const struct cp_verify_run *run,
+                                  const struct cp_verify_at *at,
+                                  const struct cp_step *step)
 {
-    void *block = NULL;
-    struct cp_publication **end = &run->ranks[at->rank].signals[step->signal];
-    while (*end != NULL) {
-        if ((*end)->lane != step->lane) {
-            return cp_verify_fail(at, "signal %d is published on two lanes",
-                                  step->signal);
-        }
-        if ((*end)->value >= step->value) {
-            return cp_verify_fail(at, "signal %d goes from %u to %u", step->signal,
-                                  (unsigned)(*end)->value, (unsigned)step->value);
-        }
-        end = &(*end)->next;
+    const struct cp_walk_rank *self = &run->walk.ranks[at->rank];
+    if (self->last[step->signal] < 0) {
+        return CP_OK;
     }
-    CP_TRY(cp_pool_take(run->pool, 1, sizeof **end, &block));
-    *end = block;
-    (*end)->value = step->value;
-    (*end)->lane = step->lane;
-    (*end)->clock = clock;
-    return CP_OK;
+    const struct cp_step *last = &self->schedule->steps[self->last[step->signal]];
+    if (last->lane != step->lane) {
+        return cp_verify_fail(at, "signal %d is published on two lanes", step->signal);
+    }
+    return last->value < step->value
+               ? CP_OK
+               : cp_verify_fail(at, "signal %d goes from %u to %u", step->signal,
+                                (unsigned)last->value, (unsigned)step->value);
 }
 
-static enum cp_code do_step(struct cp_verify_run *run, int rank, int lane_number)
+static enum cp_code do_step(struct cp_walk *walk, int rank, int lane_number)
 {
+    struct cp_verify_run *run = walk->meaning;
     struct cp_run_rank *self = &run->ranks[rank];
     struct cp_run_lane *lane = &self->lanes[lane_number];
-    struct cp_verify_at at = place_of(run, rank, lane->steps[lane->cursor]);
-    const struct cp_step *step = &self->schedule->steps[at.step];
+    const struct cp_step *step = cp_walk_step(walk, rank, lane_number);
+    int32_t cursor = walk->ranks[rank].lanes[lane_number].cursor;
+    struct cp_verify_at at =
+        place_of(run, rank, number_of(run, rank, lane_number, cursor));
     int process = rank * CP_LANES + lane_number;
     struct cp_arg args[CP_STEP_ARGS];
     for (int arg = 0; arg < CP_STEP_ARGS; arg++) {
         args[arg] = arg_of(self, step, arg);
     }
-    learn(run, self, lane);
+    learn(run, rank, lane_number);
     CP_TRY(note_accesses(run, &at, args, lane, process, lane->now[process] + 1));
     CP_TRY(cp_meaning_step(&run->meaning, &at, step, args));
     note_written(run, &at, args);
-    CP_TRY(advance(run, lane, process, lane->cursor + 1));
-    return step->op == CP_STEP_PUBLISH
-               ? publish(run, &at, step, lane->done[lane->cursor - 1])
-               : CP_OK;
+    CP_TRY(note_done(run, rank, lane_number, cursor + 1));
+    return step->op == CP_STEP_PUBLISH ? check_publish(run, &at, step) : CP_OK;
 }
 
 /* ---- messages ---- */
@@ -245,9 +193,10 @@ static enum cp_code post(struct cp_verify_run *run, int rank, int lane_number,
 {
     struct cp_run_rank *self = &run->ranks[rank];
     struct cp_run_lane *lane = &self->lanes[lane_number];
-    struct cp_verify_at at = place_of(run, rank, lane->steps[index]);
-    const struct cp_step *step = &self->schedule->steps[at.step];
-    const struct cp_step *first = &self->schedule->steps[lane->steps[lane->cursor]];
+    struct cp_verify_at at =
+        place_of(run, rank, number_of(run, rank, lane_number, index));
+    const struct cp_step *step = &run->walk.ranks[rank].schedule->steps[at.step];
+    const struct cp_step *first = cp_walk_step(&run->walk, rank, lane_number);
     int process = rank * CP_LANES + lane_number;
     int from = at.op == CP_STEP_SEND ? rank : step->peer;
     int to = at.op == CP_STEP_SEND ? step->peer : rank;
@@ -277,25 +226,41 @@ static enum cp_code post(struct cp_verify_run *run, int rank, int lane_number,
     return cp_channel_post(&run->channels[from * run->world + to], message, posted);
 }
 
-static enum cp_code start_group(struct cp_verify_run *run, int rank, int lane_number)
+static enum cp_code post_group(struct cp_walk *walk, int rank, int lane_number)
 {
-    struct cp_run_rank *self = &run->ranks[rank];
-    struct cp_run_lane *lane = &self->lanes[lane_number];
-    int32_t end = group_end(self, lane, lane->cursor);
+    struct cp_verify_run *run = walk->meaning;
+    const struct cp_walk_lane *at = &walk->ranks[rank].lanes[lane_number];
+    struct cp_run_lane *lane = &run->ranks[rank].lanes[lane_number];
     const uint32_t *posted = NULL;
-    learn(run, self, lane);
+    learn(run, rank, lane_number);
     lane->now[rank * CP_LANES + lane_number] += 1;
     CP_TRY(copy_clock(run, lane->now, &posted));
     lane->group = NULL;
-    lane->group_end = end;
-    for (int32_t i = lane->cursor; i < end; i++) {
+    for (int32_t i = at->cursor; i < at->group_end; i++) {
         CP_TRY(post(run, rank, lane_number, i, posted));
     }
     return CP_OK;
 }
 
-static enum cp_code end_group(struct cp_verify_run *run, int rank, int lane_number)
+/* The first message of the group that has not met its other half; NULL: all have. */
+static const struct cp_message *first_unmet(const struct cp_run_lane *lane)
 {
+    const struct cp_message *it = lane->group;
+    while (it != NULL && it->mate != NULL) {
+        it = it->next_in_group;
+    }
+    return it;
+}
+
+static bool is_group_met(const struct cp_walk *walk, int rank, int lane)
+{
+    const struct cp_verify_run *run = walk->meaning;
+    return first_unmet(&run->ranks[rank].lanes[lane]) == NULL;
+}
+
+static enum cp_code end_group(struct cp_walk *walk, int rank, int lane_number)
+{
+    struct cp_verify_run *run = walk->meaning;
     struct cp_run_lane *lane = &run->ranks[rank].lanes[lane_number];
     for (struct cp_message *it = lane->group; it != NULL; it = it->next_in_group) {
         if (!cp_message_is_send(it)) {
@@ -306,70 +271,38 @@ static enum cp_code end_group(struct cp_verify_run *run, int rank, int lane_numb
             note_written(run, &it->at, args);
         }
     }
-    int32_t end = lane->group_end;
-    lane->group_end = 0;
-    return advance(run, lane, rank * CP_LANES + lane_number, end);
+    return note_done(run, rank, lane_number,
+                     walk->ranks[rank].lanes[lane_number].group_end);
 }
 
 /* ---- all of it ---- */
 
-/* Runs a lane as far as it goes. */
-static enum cp_code run_lane(struct cp_verify_run *run, int rank, int lane_number,
-                             bool *moved)
-{
-    struct cp_run_rank *self = &run->ranks[rank];
-    struct cp_run_lane *lane = &self->lanes[lane_number];
-    while (lane->cursor < lane->count) {
-        const struct cp_step *step = &self->schedule->steps[lane->steps[lane->cursor]];
-        if (lane->group_end > 0) {
-            if (!may_end(lane)) {
-                return CP_OK;
-            }
-            CP_TRY(end_group(run, rank, lane_number));
-        } else if (!may_start(run, self, lane)) {
-            return CP_OK;
-        } else if (cp_verify_is_message((enum cp_step_op)step->op)) {
-            CP_TRY(start_group(run, rank, lane_number));
-        } else {
-            CP_TRY(do_step(run, rank, lane_number));
-        }
-        *moved = true;
-    }
-    return CP_OK;
-}
-
 /* What a lane that cannot go on waits for. */
-static void say_waiting(const struct cp_verify_run *run, int rank,
-                        const struct cp_run_lane *lane, char *text, size_t bytes)
+static void say_waiting(const struct cp_verify_run *run, int rank, int lane, char *text,
+                        size_t bytes)
 {
-    const struct cp_run_rank *self = &run->ranks[rank];
-    const struct cp_step *step = &self->schedule->steps[lane->steps[lane->cursor]];
-    const struct cp_message *it = lane->group;
-    int missing = missing_lane(self, step);
-    if (lane->group_end > 0) {
-        while (it != NULL && it->mate != NULL) {
-            it = it->next_in_group;
-        }
-        if (it != NULL) {
-            const struct cp_step *half = &self->schedule->steps[it->at.step];
+    const struct cp_walk_rank *self = &run->walk.ranks[rank];
+    const struct cp_step *step = cp_walk_step(&run->walk, rank, lane);
+    const struct cp_message *unmet = first_unmet(&run->ranks[rank].lanes[lane]);
+    int missing = cp_walk_missing_lane(&run->walk, rank, lane);
+    if (self->lanes[lane].group_end > 0) {
+        if (unmet != NULL) {
+            const struct cp_step *half = &self->schedule->steps[unmet->at.step];
             (void)snprintf(
-                text, bytes, "step %d %s rank %d, which does not %s", (int)it->at.step,
-                cp_message_is_send(it) ? "sends to" : "awaits", (int)half->peer,
-                cp_message_is_send(it) ? "receive" : "send");
+                text, bytes, "step %d %s rank %d, which does not %s",
+                (int)unmet->at.step, cp_message_is_send(unmet) ? "sends to" : "awaits",
+                (int)half->peer, cp_message_is_send(unmet) ? "receive" : "send");
         }
     } else if (missing >= 0) {
         (void)snprintf(text, bytes, "waits for step %d of lane %d",
                        (int)step->after[missing], missing);
     } else {
-        unsigned value = 0;
-        const struct cp_publication *last =
-            run->ranks[step->peer].signals[step->signal];
-        for (; last != NULL; last = last->next) {
-            value = last->value;
-        }
+        const struct cp_walk_rank *peer = &run->walk.ranks[step->peer];
+        int32_t last = peer->last[step->signal];
         (void)snprintf(text, bytes,
                        "waits for signal %d of rank %d to reach %u, and it is %u",
-                       step->signal, (int)step->peer, (unsigned)step->value, value);
+                       step->signal, (int)step->peer, (unsigned)step->value,
+                       last < 0 ? 0 : (unsigned)peer->schedule->steps[last].value);
     }
 }
 
@@ -381,14 +314,14 @@ static enum cp_code fail_stuck(const struct cp_verify_run *run)
     size_t used = 0;
     for (int rank = 0; rank < run->world; rank++) {
         for (int lane = 0; lane < CP_LANES; lane++) {
-            const struct cp_run_lane *it = &run->ranks[rank].lanes[lane];
+            const struct cp_walk_lane *it = &run->walk.ranks[rank].lanes[lane];
             char one[160] = "";
             char place[CP_VERIFY_PLACE_TEXT];
             if (it->cursor == it->count) {
                 continue;
             }
             struct cp_verify_at at = place_of(run, rank, it->steps[it->cursor]);
-            say_waiting(run, rank, it, one, sizeof one);
+            say_waiting(run, rank, lane, one, sizeof one);
             bool is_first = first.step < 0;
             first = is_first ? at : first;
             int wrote = snprintf(
@@ -403,23 +336,17 @@ static enum cp_code fail_stuck(const struct cp_verify_run *run)
     return cp_verify_fail(&first, "nobody can go on: %s", all);
 }
 
+static const struct cp_walk_ops meaning_ops = {
+    .step = do_step,
+    .post = post_group,
+    .is_met = is_group_met,
+    .arrive = end_group,
+};
+
 enum cp_code cp_verify_run_all(struct cp_verify_run *run)
 {
-    bool moved = true;
-    bool is_finished = true;
-    while (moved) {
-        moved = false;
-        for (int rank = 0; rank < run->world; rank++) {
-            for (int lane = 0; lane < CP_LANES; lane++) {
-                CP_TRY(run_lane(run, rank, lane, &moved));
-            }
-        }
-    }
-    for (int rank = 0; rank < run->world; rank++) {
-        for (int lane = 0; lane < CP_LANES; lane++) {
-            const struct cp_run_lane *it = &run->ranks[rank].lanes[lane];
-            is_finished = is_finished && it->cursor == it->count;
-        }
-    }
-    return is_finished ? CP_OK : fail_stuck(run);
+    run->walk.ops = &meaning_ops;
+    run->walk.meaning = run;
+    CP_TRY(cp_walk_run(&run->walk));
+    return cp_walk_is_over(&run->walk) ? CP_OK : fail_stuck(run);
 }

@@ -432,7 +432,7 @@ static enum cp_code check_op(const struct args *args, const struct cp_step *step
         return check_message(args, step);
     case CP_STEP_PUBLISH:
     case CP_STEP_AWAIT:
-        if (step->signal >= CP_VERIFY_SIGNALS || step->value == 0) {
+        if (step->signal >= CP_WALK_SIGNALS || step->value == 0) {
             return cp_verify_fail(at, "signal %d, value %u: nobody has such a counter",
                                   step->signal, (unsigned)step->value);
         }

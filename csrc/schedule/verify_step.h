@@ -4,9 +4,7 @@
 #define CP_SCHEDULE_VERIFY_STEP_H
 
 #include "schedule/verify_buffer.h"
-
-/* CP_SIGNALS of comm/comm.h, which a schedule may not include; a test compares the two. */
-enum { CP_VERIFY_SIGNALS = 4 };
+#include "schedule/walk.h"
 
 /* Which args an op takes, one bit each. What is written may be read as well. */
 struct cp_op_args {

@@ -11,12 +11,12 @@ static struct cp_range rows_of(const struct cp_plan *plan, int rank)
                                                    : cp_plan_group_rows(plan, rank);
 }
 
-static struct cp_range heads_of(const struct cp_plan *plan, int rank)
+static struct cp_range heads_of(const struct cp_plan *plan, int rank, int chunk)
 {
     struct cp_range all = {.first = 0, .count = plan->signature.call.heads};
     return plan->signature.call.kv_replicated != 0
                ? all
-               : plan->heads[cp_plan_ulysses_rank(plan, rank)];
+               : cp_plan_chunk_heads(plan, cp_plan_ulysses_rank(plan, rank), chunk);
 }
 
 static enum cp_mask_source mask_source_of(const struct cp_plan *plan)
@@ -42,8 +42,7 @@ void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int ra
     writer->rank = rank;
     writer->r = cp_plan_ring_rank(plan, rank);
     writer->u = cp_plan_ulysses_rank(plan, rank);
-    writer->heads = heads_of(plan, rank);
-    writer->kv_heads = cp_kv_heads_of(writer->heads, plan->heads_per_kv);
+    cp_writer_set_chunk(writer, 0);
     writer->rows = rows_of(plan, rank);
     writer->dtype = (enum cp_dtype)writer->call->dtype;
     writer->sum = cp_dtype_sum(writer->dtype);
@@ -51,6 +50,18 @@ void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int ra
     writer->mask_source = mask_source_of(plan);
     writer->mask = cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_MASK);
     writer->group_mask = CP_NO_BUFFER;
+}
+
+void cp_writer_set_chunk(struct cp_writer *writer, int chunk)
+{
+    writer->chunk = chunk;
+    writer->heads = heads_of(writer->plan, writer->rank, chunk);
+    writer->kv_heads = cp_kv_heads_of(writer->heads, writer->plan->heads_per_kv);
+}
+
+void cp_writer_arrive(struct cp_writer *writer)
+{
+    writer->arrived = writer->builder.lane_steps[CP_LANE_IN];
 }
 
 enum cp_code cp_writer_take(struct cp_writer *writer, struct cp_schedule **out)
@@ -224,11 +235,11 @@ struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t of_keys
     return mask_part(writer, writer->mask, is_own ? writer->rows.first : 0, 0, block);
 }
 
-bool cp_writer_is_live(const struct cp_writer *writer, int rank,
+bool cp_writer_is_live(const struct cp_writer *writer, int rank, int chunk,
                        const struct cp_block *block)
 {
     struct cp_range rows = rows_of(writer->plan, rank);
-    struct cp_range heads = heads_of(writer->plan, rank);
+    struct cp_range heads = heads_of(writer->plan, rank, chunk);
     if (rows.count == 0 || heads.count == 0 || block->keys.count == 0 ||
         writer->call->batch == 0) {
         return false;
@@ -243,7 +254,7 @@ static struct cp_step *compute(struct cp_writer *writer, enum cp_step_op op,
 {
     int64_t last_key = block->keys.first + block->keys.count - 1;
     struct cp_step *step = cp_build_step(&writer->builder, op, CP_LANE_COMPUTE);
-    cp_build_after(&writer->builder, step, CP_LANE_IN);
+    step->after[CP_LANE_IN] = writer->arrived;
     step->q_first = writer->rows.first;
     step->k_first = block->keys.first;
     step->head_first = writer->heads.first;
@@ -252,44 +263,45 @@ static struct cp_step *compute(struct cp_writer *writer, enum cp_step_op op,
     return step;
 }
 
-void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q,
+void cp_writer_attend(struct cp_writer *writer, int32_t state, struct cp_box q,
                       struct cp_box k, struct cp_box v, struct cp_box mask,
                       const struct cp_block *block)
 {
     struct cp_step *step = compute(writer, CP_STEP_ATTEND, block);
     step->arg[CP_ATTEND_STATE] = cp_writer_box(writer, state);
-    step->arg[CP_ATTEND_Q] = cp_writer_box(writer, q);
+    step->arg[CP_ATTEND_Q] = q;
     step->arg[CP_ATTEND_K] = k;
     step->arg[CP_ATTEND_V] = v;
     step->arg[CP_ATTEND_MASK] = mask;
 }
 
-void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out, int32_t lse)
+void cp_writer_finish(struct cp_writer *writer, int32_t state, struct cp_box out,
+                      struct cp_box lse)
 {
     struct cp_box all = cp_writer_box(writer, state);
     if (!cp_box_is_empty(&all)) {
         struct cp_step *step =
             cp_build_step(&writer->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
-        cp_build_after(&writer->builder, step, CP_LANE_IN);
+        step->after[CP_LANE_IN] = writer->arrived;
         step->arg[CP_FINISH_STATE] = all;
-        step->arg[CP_FINISH_OUT] = cp_writer_box(writer, out);
-        step->arg[CP_FINISH_LSE] = cp_writer_box(writer, lse);
+        step->arg[CP_FINISH_OUT] = out;
+        step->arg[CP_FINISH_LSE] = lse;
     }
 }
 
-void cp_writer_grad(struct cp_writer *writer, const struct cp_row_buffers *rows,
+void cp_writer_grad(struct cp_writer *writer, const struct cp_row_boxes *rows,
                     const struct cp_key_boxes *keys, const struct cp_block *block)
 {
     struct cp_step *step = compute(writer, CP_STEP_GRAD, block);
-    step->arg[CP_GRAD_DQ] = cp_writer_box(writer, rows->dq);
+    step->arg[CP_GRAD_DQ] = rows->dq;
     step->arg[CP_GRAD_DK] = keys->dk;
     step->arg[CP_GRAD_DV] = keys->dv;
-    step->arg[CP_GRAD_Q] = cp_writer_box(writer, rows->q);
+    step->arg[CP_GRAD_Q] = rows->q;
     step->arg[CP_GRAD_K] = keys->k;
     step->arg[CP_GRAD_V] = keys->v;
-    step->arg[CP_GRAD_DOUT] = cp_writer_box(writer, rows->dout);
-    step->arg[CP_GRAD_LSE] = cp_writer_box(writer, rows->lse);
-    step->arg[CP_GRAD_DELTA] = cp_writer_box(writer, rows->delta);
+    step->arg[CP_GRAD_DOUT] = rows->dout;
+    step->arg[CP_GRAD_LSE] = rows->lse;
+    step->arg[CP_GRAD_DELTA] = rows->delta;
     step->arg[CP_GRAD_MASK] = keys->mask;
 }
 

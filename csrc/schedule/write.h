@@ -19,13 +19,15 @@ struct cp_writer {
     const struct cp_plan *plan;
     const struct cp_call *call;
     int rank, r, u;                  /* rank = r * U + u */
-    struct cp_range heads, kv_heads; /* that this rank answers for */
+    int chunk;                       /* of the heads, that is being written */
+    struct cp_range heads, kv_heads; /* that this rank answers for in it */
     struct cp_range rows;            /* of its Ulysses group */
     enum cp_dtype dtype, sum;        /* of the call, and of sums in it */
     bool has_mask;
     enum cp_mask_source mask_source;
     int32_t mask;       /* the caller's; CP_NO_BUFFER: none */
     int32_t group_mask; /* rows of the group for the own heads, where they travel */
+    int32_t arrived;    /* steps of lane `in` that the steps which compute wait for */
 };
 
 /* One block of keys as a step sees it. */
@@ -35,6 +37,10 @@ struct cp_block {
 };
 
 void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int rank);
+/* What is written from now on is of that chunk of heads. */
+void cp_writer_set_chunk(struct cp_writer *writer, int chunk);
+/* All that lane `in` has so far is waited for by what computes from now on. */
+void cp_writer_arrive(struct cp_writer *writer);
 
 /* Buffers of the attention shapes: (B, rows, heads, D), with Dv for values, 1 for LSE
  * and delta. */
@@ -71,24 +77,24 @@ bool cp_writer_mask_travels(const struct cp_writer *writer, enum cp_mask_source 
 struct cp_box cp_writer_mask_box(const struct cp_writer *writer, int32_t of_keys,
                                  int64_t head_first, const struct cp_block *block);
 
-/* Has rank `rank` anything to compute on this block: rows, heads and keys, and under
- * causal order one allowed pair? */
-bool cp_writer_is_live(const struct cp_writer *writer, int rank,
+/* Has rank `rank` anything to compute on this block in that chunk: rows, heads and keys, and
+ * under causal order one allowed pair? */
+bool cp_writer_is_live(const struct cp_writer *writer, int rank, int chunk,
                        const struct cp_block *block);
-/* The steps that compute, on the compute lane, after all that lane `in` has so far. */
+/* The steps that compute, on the compute lane, after what has arrived. */
 
 /* `state` takes up the block. */
-void cp_writer_attend(struct cp_writer *writer, int32_t state, int32_t q,
+void cp_writer_attend(struct cp_writer *writer, int32_t state, struct cp_box q,
                       struct cp_box k, struct cp_box v, struct cp_box mask,
                       const struct cp_block *block);
 /* `state` becomes rows of `out` and, where it is wanted, of `lse`. */
-void cp_writer_finish(struct cp_writer *writer, int32_t state, int32_t out,
-                      int32_t lse);
+void cp_writer_finish(struct cp_writer *writer, int32_t state, struct cp_box out,
+                      struct cp_box lse);
 
-/* Buffers of this rank's rows and heads in a backward. */
-struct cp_row_buffers {
-    int32_t q, dout, lse, delta;
-    int32_t dq; /* sum over all keys */
+/* This rank's rows and heads in a backward. */
+struct cp_row_boxes {
+    struct cp_box q, dout, lse, delta;
+    struct cp_box dq; /* sum over all keys */
 };
 /* A block of keys in a backward. */
 struct cp_key_boxes {
@@ -96,7 +102,7 @@ struct cp_key_boxes {
     struct cp_box dk, dv; /* sums */
 };
 /* The block's gradient is added to dq, dk and dv. */
-void cp_writer_grad(struct cp_writer *writer, const struct cp_row_buffers *rows,
+void cp_writer_grad(struct cp_writer *writer, const struct cp_row_boxes *rows,
                     const struct cp_key_boxes *keys, const struct cp_block *block);
 /* Backward: delta of the own rows into `delta`, from the caller's out, dlse and `dout`.
  */

@@ -15,6 +15,44 @@ int cp_pull_group_member(const struct cp_pull *pull, int index)
            (pull->w.u + index) % pull->w.plan->ulysses;
 }
 
+/* The chunks' results in the window of any rank, by the rows of its group and its heads. */
+static void declare_dq(struct cp_pull *pull, int owner, struct cp_arena *arena)
+{
+    const struct cp_plan *plan = pull->w.plan;
+    int64_t rows = cp_plan_group_rows(plan, owner).count;
+    int u = cp_plan_ulysses_rank(plan, owner);
+    for (int chunk = 0; chunk < plan->chunks; chunk++) {
+        int64_t heads = cp_plan_chunk_heads(plan, u, chunk).count;
+        pull->window[owner].chunks[chunk].dq =
+            cp_writer_sums(&pull->w, arena, CP_TENSOR_DQ, rows, heads);
+    }
+}
+
+static void declare_out(struct cp_pull *pull, int owner, struct cp_arena *arena)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_plan *plan = w->plan;
+    int64_t rows = cp_plan_group_rows(plan, owner).count;
+    int u = cp_plan_ulysses_rank(plan, owner);
+    for (int index = 0; index < plan->chunks; index++) {
+        struct cp_pull_chunk *chunk = &pull->window[owner].chunks[index];
+        int64_t heads = cp_plan_chunk_heads(plan, u, index).count;
+        chunk->out_lse =
+            w->call->want_lse != 0
+                ? cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads)
+                : CP_NO_BUFFER;
+        /* Queries are done with when results come. */
+        int64_t start = arena->bytes;
+        chunk->gathered =
+            cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, heads);
+        int64_t end = arena->bytes;
+        arena->bytes = start;
+        chunk->out =
+            cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, rows, heads);
+        arena->bytes = arena->bytes > end ? arena->bytes : end;
+    }
+}
+
 /* Declares the window of any rank: each computes everybody's layout alike. The rest of
  * the own window is slots. */
 static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *arena)
@@ -22,8 +60,6 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     struct cp_writer *w = &pull->w;
     const struct cp_plan *plan = w->plan;
     struct cp_pull_window *window = &pull->window[owner];
-    struct cp_range group = cp_plan_group_rows(plan, owner);
-    struct cp_range heads = plan->heads[cp_plan_ulysses_rank(plan, owner)];
     int64_t rows = plan->q_rows[owner].count;
     int64_t keys = plan->kv_rows[owner].count;
     enum cp_layout k_layout = pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_K;
@@ -42,7 +78,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
         return;
     }
     if (pull->is_backward) {
-        window->dq = cp_writer_sums(w, arena, CP_TENSOR_DQ, group.count, heads.count);
+        declare_dq(pull, owner, arena);
         window->slots_first = arena->bytes;
     }
     window->q =
@@ -54,20 +90,9 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
                                      w->call->heads);
         window->delta = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows,
                                        w->call->heads);
-        return;
+    } else {
+        declare_out(pull, owner, arena);
     }
-    window->out_lse = CP_NO_BUFFER;
-    if (w->call->want_lse != 0) {
-        window->out_lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE,
-                                         group.count, heads.count);
-    }
-    /* Queries are done with when results come. */
-    int64_t start = arena->bytes;
-    window->gathered = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
-                                      group.count, heads.count);
-    arena->bytes = start;
-    window->out = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, group.count,
-                                 heads.count);
 }
 
 enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
@@ -78,14 +103,23 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
     pull->has_slots = false;
     pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
+    pull->chunks = NULL;
     enum cp_code code =
         cp_mem_create((size_t)plan->world * sizeof *pull->window, "a schedule", &block);
+    if (code == CP_OK) {
+        pull->window = block;
+        code = cp_mem_create((size_t)plan->world * (size_t)plan->chunks *
+                                 sizeof *pull->chunks,
+                             "a schedule", &block);
+    }
     if (code != CP_OK) {
+        cp_mem_destroy(&pull->window);
         cp_schedule_destroy(&pull->w.builder.schedule);
         return code;
     }
-    pull->window = block;
+    pull->chunks = block;
     for (int owner = 0; owner < plan->world; owner++) {
+        pull->window[owner].chunks = pull->chunks + (ptrdiff_t)owner * plan->chunks;
         struct cp_arena arena = {.kind = CP_BUFFER_WINDOW, .owner = owner};
         declare_window(pull, owner, &arena);
         if (owner == rank) {
@@ -97,6 +131,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
 
 enum cp_code cp_pull_take(struct cp_pull *pull, struct cp_schedule **out)
 {
+    cp_mem_destroy(&pull->chunks);
     cp_mem_destroy(&pull->window);
     return cp_writer_take(&pull->w, out);
 }
@@ -114,10 +149,22 @@ void cp_pull_publish_mask(struct cp_pull *pull)
     }
 }
 
+struct cp_pull_chunk *cp_pull_chunk_of(const struct cp_pull *pull, int owner)
+{
+    return &pull->window[owner].chunks[pull->w.chunk];
+}
+
+/* Do the rows of a mask come with this chunk? One for all heads comes with the first. */
+static bool gathers_mask(const struct cp_pull *pull)
+{
+    return cp_writer_mask_travels(&pull->w, CP_MASK_OF_ROWS) &&
+           (pull->w.chunk == 0 || pull->w.call->mask_heads != 1);
+}
+
 void cp_pull_declare_group_mask(struct cp_pull *pull)
 {
     struct cp_writer *w = &pull->w;
-    if (cp_writer_mask_travels(w, CP_MASK_OF_ROWS)) {
+    if (gathers_mask(pull)) {
         w->group_mask =
             cp_writer_mask(w, &w->scratch, 0, w->heads.count, w->rows.count,
                            cp_plan_size(w->plan, w->rank, CP_SIZE_MASK_KEYS));
@@ -138,7 +185,7 @@ void cp_pull_gather_mask(struct cp_pull *pull, int member)
 {
     struct cp_writer *w = &pull->w;
     struct cp_range rows = w->plan->q_rows[member];
-    if (!cp_writer_mask_travels(w, CP_MASK_OF_ROWS)) {
+    if (!gathers_mask(pull)) {
         return;
     }
     struct cp_box dst = cp_box_part(cp_writer_box(w, w->group_mask), 2,
@@ -157,11 +204,25 @@ bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member)
            pull->w.call->batch > 0;
 }
 
+void cp_pull_await_ready(struct cp_pull *pull, int owner)
+{
+    if (owner != pull->w.rank && pull->w.chunk == 0) {
+        cp_build_await(&pull->w.builder, CP_LANE_IN, owner, CP_PULL_READY, 1);
+    }
+}
+
+/* What a member answers for in the chunk. */
+static struct cp_range heads_of(const struct cp_pull *pull, int member)
+{
+    const struct cp_plan *plan = pull->w.plan;
+    return cp_plan_chunk_heads(plan, cp_plan_ulysses_rank(plan, member), pull->w.chunk);
+}
+
 void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from)
 {
     struct cp_writer *w = &pull->w;
     struct cp_range rows = w->plan->q_rows[w->rank];
-    struct cp_range heads = w->plan->heads[cp_plan_ulysses_rank(w->plan, member)];
+    struct cp_range heads = heads_of(pull, member);
     struct cp_box src = cp_writer_row_range(cp_writer_box(w, from),
                                             rows.first - w->rows.first, rows.count);
     cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_OUT,
@@ -171,11 +232,12 @@ void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t 
 bool cp_pull_await_result(struct cp_pull *pull, int member)
 {
     struct cp_writer *w = &pull->w;
-    struct cp_range heads = w->plan->heads[cp_plan_ulysses_rank(w->plan, member)];
+    struct cp_range heads = heads_of(pull, member);
     if (heads.count == 0 || w->plan->q_rows[w->rank].count == 0 ||
         w->call->batch == 0) {
         return false;
     }
-    cp_build_await(&w->builder, CP_LANE_OUT, member, CP_PULL_RESULT, 1);
+    cp_build_await(&w->builder, CP_LANE_OUT, member, CP_PULL_RESULT,
+                   (uint32_t)w->chunk + 1);
     return true;
 }

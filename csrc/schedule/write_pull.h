@@ -14,13 +14,14 @@
  *     finish            finish            finish
  *
  * With U > 1 the query rows come from the group's windows first, and the finished rows
- * go back the same way.
+ * go back the same way. Heads may be cut in chunks (plan.h), met one after the other: the
+ * rows of one come while the one before it is met, and go back while the next one is.
  *
- * Backward: the partial dK, dV of the block met in step j goes into slot j mod 2 of the
- * computing rank's window; the block's owner adds it to its sums in the order of the
- * steps and says so, which frees the slot. So sums are the same in every run, and a
- * rank may be two steps ahead of an owner. With U > 1 the slots lie where the query rows
- * were that the group has fetched by then. */
+ * Backward: step c W + j meets block j in chunk c. The partial dK, dV of step s goes into slot
+ * s mod 2 of the computing rank's window; the block's owner adds it to its sums in the
+ * order of the steps and says so, which frees the slot. So sums are the same in every run,
+ * and a rank may be two steps ahead of an owner. With U > 1 the slots lie where the query
+ * rows were that the group has fetched by then, those of all chunks. */
 #ifndef CP_SCHEDULE_WRITE_PULL_H
 #define CP_SCHEDULE_WRITE_PULL_H
 
@@ -28,12 +29,25 @@
 
 /* The counters of a rank in one call. */
 enum {
-    CP_PULL_READY,   /* 1: inputs are in the window; 2, backward with U > 1: the group's
+    CP_PULL_READY, /* 1: inputs are in the window; 2, backward with U > 1: the group's
                         rows are fetched */
-    CP_PULL_RESULT,  /* 1: finished rows (forward), dQ (backward) are in the window */
-    CP_PULL_PARTIAL, /* j: the partial gradient of step j is in its slot */
-    CP_PULL_ADDED,   /* j: the partial gradient that others made for this rank in their
-                       step j is added */
+    CP_PULL_RESULT, /* c + 1: finished rows (forward), dQ (backward) of chunk c are in the
+                        window */
+    CP_PULL_PARTIAL, /* s: the partial gradient of step s is in its slot */
+    CP_PULL_ADDED,   /* s: the partial gradient that others made for this rank in their
+                       step s is added */
+};
+
+/* What belongs to one chunk. */
+struct cp_pull_chunk {
+    /* U > 1: what the group reads in a rank's window */
+    int32_t out, out_lse, dq; /* results; dq a sum */
+    int32_t gathered;         /* forward: the group's q, where `out` will be */
+    /* own */
+    int32_t state;            /* forward */
+    struct cp_row_boxes rows; /* backward */
+    int32_t group_mask;       /* of them */
+    int32_t arrived;          /* steps of lane `in` that bring them */
 };
 
 /* What a rank's window holds: numbers of buffers. */
@@ -41,8 +55,7 @@ struct cp_pull_window {
     int32_t k, v;                /* packed (forward) or plain (backward) */
     int32_t mask;                /* the part that travels with keys or rows */
     int32_t q, dout, lse, delta; /* U > 1: rows that the group reads */
-    int32_t out, out_lse, dq;    /* U > 1: results that the group reads; dq a sum */
-    int32_t gathered;    /* U > 1, forward: the group's q, where `out` will be */
+    struct cp_pull_chunk *chunks;
     int64_t slots_first; /* backward: offset of the slots */
 };
 
@@ -50,6 +63,7 @@ struct cp_pull_window {
 struct cp_pull {
     struct cp_writer w;
     struct cp_pull_window *window; /* (world) */
+    struct cp_pull_chunk *chunks;  /* (world, plan->chunks) */
     bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
     bool has_slots; /* backward: the own slots are free by the steps written so far */
 };
@@ -73,20 +87,28 @@ void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from);
 /* The first steps of every call: what others will read goes into the window. */
 void cp_pull_publish_mask(struct cp_pull *pull);
 
+/* The chunk's numbers in a window. */
+struct cp_pull_chunk *cp_pull_chunk_of(const struct cp_pull *pull, int owner);
+
 /* Makes room in `group_mask` for the mask rows of the group, where they travel. */
 void cp_pull_declare_group_mask(struct cp_pull *pull);
 
-/* Copies a member's rows, own heads, to their place among the group's in `to`. `from`:
- * the member's window, or for the own rows the caller's tensor. */
+/* Copies a member's rows, own heads of the chunk, to their place among the group's in `to`.
+ * `from`: the member's window, or for the own rows the caller's tensor. */
 void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t from);
 
 /* The same for the rows of a mask, where they travel. */
 void cp_pull_gather_mask(struct cp_pull *pull, int member);
 
-/* Does this rank read rows of that member at all? */
+/* Does this rank read rows of that member in this chunk? */
 bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member);
 
-/* Brings a member's result for the own rows home: its heads of the caller's tensor. */
+/* Lane `in` waits until a rank's inputs may be read. The first chunk has waited for all that any
+ * chunk reads. */
+void cp_pull_await_ready(struct cp_pull *pull, int owner);
+
+/* Brings a member's result of the chunk for the own rows home: its heads of the caller's
+ * tensor. */
 void cp_pull_fetch_result(struct cp_pull *pull, int member, int32_t to, int32_t from);
 
 /* Waits until a member's results may be read; false where there is nothing to read. */

@@ -2,12 +2,17 @@
 #include "base/checked.h"
 #include "schedule/write_pull.h"
 
-static struct cp_row_buffers publish_backward(struct cp_pull *pull)
+/* The rows that this rank brings, as a group's member reads them or as they are the caller's. */
+struct own_rows {
+    int32_t q, dout, lse, delta;
+};
+
+static struct own_rows publish_backward(struct cp_pull *pull)
 {
     struct cp_writer *w = &pull->w;
     const struct cp_pull_window *own = &pull->window[w->rank];
     int64_t rows = w->plan->q_rows[w->rank].count;
-    struct cp_row_buffers in = {
+    struct own_rows in = {
         .q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q),
         .dout = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_DOUT),
         .lse = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_LSE),
@@ -30,23 +35,22 @@ static struct cp_row_buffers publish_backward(struct cp_pull *pull)
     return in;
 }
 
-static struct cp_row_buffers gather_backward(struct cp_pull *pull,
-                                             struct cp_row_buffers own)
+/* A place for the group's rows of the chunk. */
+static int32_t declare_rows(struct cp_pull *pull, enum cp_tensor_role role)
 {
     struct cp_writer *w = &pull->w;
-    struct cp_row_buffers all = own;
-    if (!pull->is_shared) {
-        return all;
-    }
-    int64_t rows = w->rows.count;
-    int64_t heads = w->heads.count;
-    all.q = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, heads);
-    all.dout =
-        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DOUT, rows, heads);
-    all.lse =
-        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads);
-    all.delta =
-        cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows, heads);
+    return cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, role, w->rows.count,
+                          w->heads.count);
+}
+
+/* The group's rows for the own heads of the chunk. */
+static struct cp_row_boxes gather_rows(struct cp_pull *pull, const struct own_rows *own)
+{
+    struct cp_writer *w = &pull->w;
+    int32_t q = declare_rows(pull, CP_TENSOR_Q);
+    int32_t dout = declare_rows(pull, CP_TENSOR_DOUT);
+    int32_t lse = declare_rows(pull, CP_TENSOR_LSE);
+    int32_t delta = declare_rows(pull, CP_TENSOR_DELTA);
     cp_pull_declare_group_mask(pull);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
@@ -55,17 +59,65 @@ static struct cp_row_buffers gather_backward(struct cp_pull *pull,
         if (!cp_pull_needs_rows_of(pull, member)) {
             continue;
         }
-        if (!is_own) {
-            cp_build_await(&w->builder, CP_LANE_IN, member, CP_PULL_READY, 1);
-        }
-        cp_pull_gather_rows(pull, member, all.q, is_own ? own.q : theirs->q);
-        cp_pull_gather_rows(pull, member, all.dout, is_own ? own.dout : theirs->dout);
-        cp_pull_gather_rows(pull, member, all.lse, is_own ? own.lse : theirs->lse);
-        cp_pull_gather_rows(pull, member, all.delta, theirs->delta);
+        cp_pull_await_ready(pull, member);
+        cp_pull_gather_rows(pull, member, q, is_own ? own->q : theirs->q);
+        cp_pull_gather_rows(pull, member, dout, is_own ? own->dout : theirs->dout);
+        cp_pull_gather_rows(pull, member, lse, is_own ? own->lse : theirs->lse);
+        cp_pull_gather_rows(pull, member, delta, theirs->delta);
         cp_pull_gather_mask(pull, member);
     }
-    cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 2);
-    return all;
+    return (struct cp_row_boxes){.q = cp_writer_box(w, q),
+                                 .dout = cp_writer_box(w, dout),
+                                 .lse = cp_writer_box(w, lse),
+                                 .delta = cp_writer_box(w, delta)};
+}
+
+/* The own rows, where no group has others: the chunk's heads of them. */
+static struct cp_row_boxes cut_rows(struct cp_pull *pull, const struct own_rows *own)
+{
+    struct cp_writer *w = &pull->w;
+    return (struct cp_row_boxes){
+        .q = cp_writer_heads(cp_writer_box(w, own->q), w->heads),
+        .dout = cp_writer_heads(cp_writer_box(w, own->dout), w->heads),
+        .lse = cp_writer_heads(cp_writer_box(w, own->lse), w->heads),
+        .delta = cp_writer_heads(cp_writer_box(w, own->delta), w->heads)};
+}
+
+/* The rows of all chunks, one after the other: then the group is done with the windows. */
+static void gather_backward(struct cp_pull *pull, const struct own_rows *own)
+{
+    struct cp_writer *w = &pull->w;
+    for (int index = 0; index < w->plan->chunks; index++) {
+        cp_writer_set_chunk(w, index);
+        struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
+        chunk->rows = pull->is_shared ? gather_rows(pull, own) : cut_rows(pull, own);
+        chunk->group_mask = w->group_mask;
+        cp_writer_arrive(w);
+        chunk->arrived = w->arrived;
+    }
+    if (pull->is_shared) {
+        cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 2);
+    }
+}
+
+/* Where the sum of dq of each chunk is: in the window, or where they take turns. */
+static void declare_dq(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    int64_t start = w->scratch.bytes;
+    int64_t end = start;
+    for (int index = 0; index < w->plan->chunks; index++) {
+        cp_writer_set_chunk(w, index);
+        struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
+        w->scratch.bytes = start;
+        if (!pull->is_shared) {
+            chunk->dq = cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ, w->rows.count,
+                                       w->heads.count);
+        }
+        chunk->rows.dq = cp_writer_box(w, chunk->dq);
+        end = w->scratch.bytes > end ? w->scratch.bytes : end;
+    }
+    w->scratch.bytes = end;
 }
 
 /* Gradients of keys: those of the own block, or a partial one in a slot. */
@@ -73,13 +125,29 @@ struct sums {
     int32_t dk, dv;
 };
 
-/* The slot that step j > 0 of `rank` uses, in the shape of that step's block. Both slots
- * have room for the longest block. */
-static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
+static int block_of_step(const struct cp_pull *pull, int step)
+{
+    return step % pull->w.plan->world;
+}
+
+static int chunk_of_step(const struct cp_pull *pull, int step)
+{
+    return step / pull->w.plan->world;
+}
+
+/* The rank whose keys `rank` meets in that step. */
+static int owner_of_step(const struct cp_pull *pull, int rank, int step)
+{
+    return (rank + block_of_step(pull, step)) % pull->w.plan->world;
+}
+
+/* The slot that a step of `rank` uses, in the shape of that step's block. Both slots have
+ * room for the longest block of the first chunk, which has the most keys' heads. */
+static struct sums declare_slot(struct cp_pull *pull, int rank, int step)
 {
     struct cp_writer *w = &pull->w;
     const struct cp_plan *plan = w->plan;
-    const struct cp_range heads = plan->kv_heads[cp_plan_ulysses_rank(plan, rank)];
+    int u = cp_plan_ulysses_rank(plan, rank);
     struct sums slot = {0, 0};
     struct cp_arena arena = {.kind = CP_BUFFER_WINDOW,
                              .owner = rank,
@@ -89,11 +157,14 @@ static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
         longest =
             plan->kv_rows[owner].count > longest ? plan->kv_rows[owner].count : longest;
     }
-    int64_t keys = plan->kv_rows[(rank + j) % plan->world].count;
-    for (int index = 0; index <= j % 2; index++) {
-        int64_t rows = index == j % 2 ? keys : longest;
-        slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads.count);
-        slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads.count);
+    int64_t keys = plan->kv_rows[owner_of_step(pull, rank, step)].count;
+    int chunk = chunk_of_step(pull, step);
+    for (int index = 0; index <= step % 2; index++) {
+        bool is_last = index == step % 2;
+        int64_t rows = is_last ? keys : longest;
+        int64_t heads = cp_plan_chunk_kv_heads(plan, u, is_last ? chunk : 0).count;
+        slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads);
+        slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads);
     }
     if (rank == w->rank && arena.most > w->window.most) {
         w->window.most = arena.most;
@@ -101,17 +172,17 @@ static struct sums declare_slot(struct cp_pull *pull, int rank, int j)
     return slot;
 }
 
-/* Is the block that `rank` meets in its step j worth a step? All ranks ask, and get the
- * same answer. */
-static bool is_live_step(const struct cp_pull *pull, int rank, int j)
+/* Is the block that `rank` meets in that step worth a step? All ranks ask, and get the same
+ * answer. */
+static bool is_live_step(const struct cp_pull *pull, int rank, int step)
 {
-    struct cp_block block = cp_pull_block_of(pull, (rank + j) % pull->w.plan->world);
-    return cp_writer_is_live(&pull->w, rank, &block);
+    struct cp_block block = cp_pull_block_of(pull, owner_of_step(pull, rank, step));
+    return cp_writer_is_live(&pull->w, rank, chunk_of_step(pull, step), &block);
 }
 
-/* Before slot j mod 2 is used again, the owner of its last content must have added
- * that; before the first is used at all, the group must have fetched the rows there. */
-static void await_slot(struct cp_pull *pull, int j)
+/* Before a slot is used again, the owner of its last content must have added that; before
+ * the first is used at all, the group must have fetched the rows there. */
+static void await_slot(struct cp_pull *pull, int step)
 {
     struct cp_writer *w = &pull->w;
     for (int index = 1; index < w->plan->ulysses && !pull->has_slots; index++) {
@@ -119,10 +190,10 @@ static void await_slot(struct cp_pull *pull, int j)
                        CP_PULL_READY, 2);
     }
     pull->has_slots = true;
-    for (int before = j - 2; before > 0; before -= 2) {
-        if (is_live_step(pull, w->rank, before)) {
+    for (int before = step - 2; before > 0; before -= 2) {
+        if (block_of_step(pull, before) > 0 && is_live_step(pull, w->rank, before)) {
             cp_build_await(&w->builder, CP_LANE_COMPUTE,
-                           (w->rank + before) % w->plan->world, CP_PULL_ADDED,
+                           owner_of_step(pull, w->rank, before), CP_PULL_ADDED,
                            (uint32_t)before);
             return;
         }
@@ -136,15 +207,14 @@ static void clear_slot(struct cp_builder *builder, int32_t slot)
     cp_build_after(builder, step, CP_LANE_IN);
 }
 
-/* Step j: the block's gradient. That of the own block goes straight into the own sums.
- */
-static void grad_block(struct cp_pull *pull, const struct cp_row_buffers *rows,
-                       const struct sums *own, int j)
+/* The block's gradient. That of the own block goes straight into the own sums. */
+static void grad_step(struct cp_pull *pull, const struct sums *own, int step)
 {
     struct cp_writer *w = &pull->w;
-    struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
+    bool is_own = block_of_step(pull, step) == 0;
+    struct cp_block block = cp_pull_block_of(pull, owner_of_step(pull, w->rank, step));
     const struct cp_pull_window *window = &pull->window[block.owner];
-    if (!cp_writer_is_live(w, w->rank, &block)) {
+    if (!is_live_step(pull, w->rank, step)) {
         return;
     }
     struct cp_key_boxes keys = {
@@ -154,58 +224,81 @@ static void grad_block(struct cp_pull *pull, const struct cp_row_buffers *rows,
         .dk = cp_writer_heads(cp_writer_box(w, own->dk), w->kv_heads),
         .dv = cp_writer_heads(cp_writer_box(w, own->dv), w->kv_heads),
     };
-    if (j > 0) {
-        struct sums slot = declare_slot(pull, w->rank, j);
-        cp_build_await(&w->builder, CP_LANE_IN, block.owner, CP_PULL_READY, 1);
-        await_slot(pull, j);
+    if (!is_own) {
+        struct sums slot = declare_slot(pull, w->rank, step);
+        cp_pull_await_ready(pull, block.owner);
+        await_slot(pull, step);
         clear_slot(&w->builder, slot.dk);
         clear_slot(&w->builder, slot.dv);
         keys.dk = cp_writer_box(w, slot.dk);
         keys.dv = cp_writer_box(w, slot.dv);
+        cp_writer_arrive(w);
     }
-    cp_writer_grad(w, rows, &keys, &block);
-    if (j > 0) {
-        cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_PARTIAL, (uint32_t)j);
+    cp_writer_grad(w, &cp_pull_chunk_of(pull, w->rank)->rows, &keys, &block);
+    if (!is_own) {
+        cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_PARTIAL, (uint32_t)step);
     }
 }
 
-/* Takes in what the rank j places back made of the own keys in its step j. */
-static void add_partial(struct cp_pull *pull, const struct sums *own, int j)
+/* Takes in what the rank that meets the own keys in that step made of them. */
+static void add_partial(struct cp_pull *pull, const struct sums *own, int step)
 {
     struct cp_writer *w = &pull->w;
     int world = w->plan->world;
-    int peer = (w->rank - j + world) % world;
-    if (!is_live_step(pull, peer, j)) {
+    int peer = (w->rank - block_of_step(pull, step) + world) % world;
+    if (peer == w->rank || !is_live_step(pull, peer, step)) {
         return;
     }
-    struct sums slot = declare_slot(pull, peer, j);
-    struct cp_range heads = w->plan->kv_heads[cp_plan_ulysses_rank(w->plan, peer)];
-    cp_build_await(&w->builder, CP_LANE_COMPUTE, peer, CP_PULL_PARTIAL, (uint32_t)j);
+    struct sums slot = declare_slot(pull, peer, step);
+    struct cp_range heads = cp_plan_chunk_kv_heads(
+        w->plan, cp_plan_ulysses_rank(w->plan, peer), chunk_of_step(pull, step));
+    cp_build_await(&w->builder, CP_LANE_COMPUTE, peer, CP_PULL_PARTIAL, (uint32_t)step);
     cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
                   cp_writer_heads(cp_writer_box(w, own->dk), heads),
                   cp_writer_box(w, slot.dk));
     cp_build_move(&w->builder, CP_STEP_REDUCE, CP_LANE_COMPUTE,
                   cp_writer_heads(cp_writer_box(w, own->dv), heads),
                   cp_writer_box(w, slot.dv));
-    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_ADDED, (uint32_t)j);
+    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_ADDED, (uint32_t)step);
 }
 
-static void return_queries(struct cp_pull *pull, const struct cp_row_buffers *rows)
+/* The chunk's dq is whole. */
+static void return_queries(struct cp_pull *pull, int32_t dq)
 {
     struct cp_writer *w = &pull->w;
-    int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
     if (!pull->is_shared) {
-        cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(w, dq),
-                      cp_writer_box(w, rows->dq));
+        cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_COMPUTE,
+                      cp_writer_heads(cp_writer_box(w, dq), w->heads),
+                      cp_pull_chunk_of(pull, w->rank)->rows.dq);
         return;
     }
-    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_RESULT, 1);
+    cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_RESULT,
+                     (uint32_t)w->chunk + 1);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
         if (cp_pull_await_result(pull, member)) {
-            cp_pull_fetch_result(pull, member, dq, pull->window[member].dq);
+            cp_pull_fetch_result(pull, member, dq, cp_pull_chunk_of(pull, member)->dq);
         }
     }
+}
+
+/* All steps of a chunk. What others made of the own keys is added one step later, when it
+ * may well be there. */
+static void meet_chunk(struct cp_pull *pull, const struct sums *own, int32_t dq)
+{
+    struct cp_writer *w = &pull->w;
+    int first = w->chunk * w->plan->world;
+    const struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
+    w->arrived = chunk->arrived;
+    w->group_mask = chunk->group_mask;
+    cp_build_zero(&w->builder, CP_LANE_COMPUTE, chunk->dq);
+    for (int step = first; step < first + w->plan->world; step++) {
+        grad_step(pull, own, step);
+        if (step > 0) {
+            add_partial(pull, own, step - 1);
+        }
+    }
+    return_queries(pull, dq);
 }
 
 enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
@@ -214,29 +307,22 @@ enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
     struct cp_pull pull;
     CP_TRY(cp_pull_init(&pull, plan, rank));
     struct cp_writer *w = &pull.w;
-    struct cp_row_buffers rows = gather_backward(&pull, publish_backward(&pull));
+    struct own_rows rows = publish_backward(&pull);
+    gather_backward(&pull, &rows);
+    declare_dq(&pull);
     int64_t keys = plan->kv_rows[rank].count;
-    rows.dq = pull.is_shared ? pull.window[rank].dq
-                             : cp_writer_sums(w, &w->scratch, CP_TENSOR_DQ,
-                                              w->rows.count, w->heads.count);
+    int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);
     struct sums own = {
         .dk = cp_writer_sums(w, &w->scratch, CP_TENSOR_DK, keys, w->call->kv_heads),
         .dv = cp_writer_sums(w, &w->scratch, CP_TENSOR_DV, keys, w->call->kv_heads),
     };
-    cp_build_zero(&w->builder, CP_LANE_COMPUTE, rows.dq);
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, own.dk);
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, own.dv);
-    grad_block(&pull, &rows, &own, 0);
-    for (int j = 1; j < plan->world; j++) {
-        grad_block(&pull, &rows, &own, j);
-        if (j > 1) {
-            add_partial(&pull, &own, j - 1);
-        }
+    for (int chunk = 0; chunk < plan->chunks; chunk++) {
+        cp_writer_set_chunk(w, chunk);
+        meet_chunk(&pull, &own, dq);
     }
-    return_queries(&pull, &rows);
-    if (plan->world > 1) {
-        add_partial(&pull, &own, plan->world - 1);
-    }
+    add_partial(&pull, &own, plan->chunks * plan->world - 1);
     cp_writer_return_keys(w, CP_LANE_COMPUTE, own.dk, own.dv);
     return cp_pull_take(&pull, out);
 }

@@ -14,7 +14,7 @@ enum { PACKED_KEYS = 2048 };
 static void attend_keys(struct cp_writer *w, int32_t state)
 {
     struct cp_range all = w->plan->kv_rows[w->rank];
-    int32_t q = input(w, CP_TENSOR_Q);
+    struct cp_box q = cp_writer_box(w, input(w, CP_TENSOR_Q));
     struct cp_box k = cp_writer_box(w, input(w, CP_TENSOR_K));
     struct cp_box v = cp_writer_box(w, input(w, CP_TENSOR_V));
     int64_t start = w->scratch.bytes;
@@ -22,7 +22,7 @@ static void attend_keys(struct cp_writer *w, int32_t state)
         int64_t rest = all.count - first;
         int64_t keys = rest < PACKED_KEYS ? rest : PACKED_KEYS;
         struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
-        if (!cp_writer_is_live(w, w->rank, &block)) {
+        if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
             return; /* nor is any behind it */
         }
         w->scratch.bytes = start;
@@ -51,7 +51,7 @@ enum cp_code cp_write_replicated_forward(const struct cp_plan *plan, int rank,
                                    w.rows.count, w.heads.count);
     cp_build_zero(&w.builder, CP_LANE_COMPUTE, state);
     attend_keys(&w, state);
-    cp_writer_finish(&w, state, result, lse);
+    cp_writer_finish(&w, state, cp_writer_box(&w, result), cp_writer_box(&w, lse));
     return cp_writer_take(&w, out);
 }
 
@@ -63,13 +63,16 @@ enum cp_code cp_write_replicated_backward(const struct cp_plan *plan, int rank,
     struct cp_builder *b = &w.builder;
     struct cp_block block = {.owner = rank, .keys = plan->kv_rows[rank]};
     int64_t heads = w.call->heads;
-    struct cp_row_buffers rows = {
-        .q = input(&w, CP_TENSOR_Q),
-        .dout = input(&w, CP_TENSOR_DOUT),
-        .lse = input(&w, CP_TENSOR_LSE),
-        .delta = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA,
-                                w.rows.count, heads),
-        .dq = cp_writer_sums(&w, &w.scratch, CP_TENSOR_DQ, w.rows.count, heads),
+    int32_t dout = input(&w, CP_TENSOR_DOUT);
+    int32_t delta = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA,
+                                   w.rows.count, heads);
+    int32_t dq = cp_writer_sums(&w, &w.scratch, CP_TENSOR_DQ, w.rows.count, heads);
+    struct cp_row_boxes rows = {
+        .q = cp_writer_box(&w, input(&w, CP_TENSOR_Q)),
+        .dout = cp_writer_box(&w, dout),
+        .lse = cp_writer_box(&w, input(&w, CP_TENSOR_LSE)),
+        .delta = cp_writer_box(&w, delta),
+        .dq = cp_writer_box(&w, dq),
     };
     int32_t k = input(&w, CP_TENSOR_K);
     int32_t v = input(&w, CP_TENSOR_V);
@@ -78,11 +81,11 @@ enum cp_code cp_write_replicated_backward(const struct cp_plan *plan, int rank,
                                 w.call->kv_heads);
     int32_t dv = cp_writer_sums(&w, &w.scratch, CP_TENSOR_DV, block.keys.count,
                                 w.call->kv_heads);
-    cp_writer_delta(&w, CP_LANE_COMPUTE, rows.delta, rows.dout);
-    cp_build_zero(b, CP_LANE_COMPUTE, rows.dq);
+    cp_writer_delta(&w, CP_LANE_COMPUTE, delta, dout);
+    cp_build_zero(b, CP_LANE_COMPUTE, dq);
     cp_build_zero(b, CP_LANE_COMPUTE, dk);
     cp_build_zero(b, CP_LANE_COMPUTE, dv);
-    if (cp_writer_is_live(&w, rank, &block)) {
+    if (cp_writer_is_live(&w, rank, w.chunk, &block)) {
         struct cp_key_boxes keys = {
             .k = cp_writer_box(&w, k),
             .v = cp_writer_box(&w, v),
@@ -92,8 +95,7 @@ enum cp_code cp_write_replicated_backward(const struct cp_plan *plan, int rank,
         };
         cp_writer_grad(&w, &rows, &keys, &block);
     }
-    cp_build_move(b, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(&w, out_dq),
-                  cp_writer_box(&w, rows.dq));
+    cp_build_move(b, CP_STEP_COPY, CP_LANE_COMPUTE, cp_writer_box(&w, out_dq), rows.dq);
     cp_writer_return_keys(&w, CP_LANE_COMPUTE, dk, dv);
     return cp_writer_take(&w, out);
 }

@@ -1,30 +1,41 @@
-/* Attention over sends and receives: the blocks and the ring that both directions
- * share. */
+/* Attention over sends and receives: the chunks of heads, one after the other, that both
+ * directions share. */
 #include "schedule/write_two_sided.h"
+
+#include <string.h>
 
 #include "base/mem.h"
 
-enum cp_code cp_two_sided_init(struct cp_two_sided *t, const struct cp_plan *plan,
-                               int rank)
+static enum cp_code create(int64_t count, size_t bytes, void *out)
 {
     void *block = NULL;
-    *t = (struct cp_two_sided){.ring = plan->ring, .ulysses = plan->ulysses};
-    cp_writer_init(&t->w, plan, rank);
-    t->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
-    enum cp_code code =
-        cp_mem_create((size_t)plan->ring * sizeof *t->blocks, "a schedule", &block);
-    if (code != CP_OK) {
-        cp_schedule_destroy(&t->w.builder.schedule);
-        return code;
-    }
-    t->blocks = block;
+    CP_TRY(cp_mem_create((size_t)count * bytes, "a schedule", &block));
+    memcpy(out, &block, sizeof block);
     return CP_OK;
 }
 
-enum cp_code cp_two_sided_take(struct cp_two_sided *t, struct cp_schedule **out)
+static void fini(struct cp_two_sided *t)
 {
+    cp_mem_destroy(&t->chunks);
     cp_mem_destroy(&t->blocks);
-    return cp_writer_take(&t->w, out);
+}
+
+/* After an error nothing is left. */
+static enum cp_code init(struct cp_two_sided *t, const struct cp_plan *plan, int rank)
+{
+    *t = (struct cp_two_sided){.ring = plan->ring, .ulysses = plan->ulysses};
+    cp_writer_init(&t->w, plan, rank);
+    t->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
+    enum cp_code code = create(plan->chunks, sizeof *t->chunks, &t->chunks);
+    if (code == CP_OK) {
+        code =
+            create((int64_t)plan->chunks * plan->ring, sizeof *t->blocks, &t->blocks);
+    }
+    if (code != CP_OK) {
+        cp_schedule_destroy(&t->w.builder.schedule);
+        fini(t);
+    }
+    return code;
 }
 
 int cp_two_sided_rank_of(const struct cp_two_sided *t, int r, int u)
@@ -45,160 +56,107 @@ void cp_two_sided_group_after_compute(struct cp_two_sided *t, int32_t first_step
     }
     struct cp_schedule *schedule = t->w.builder.schedule;
     for (int32_t step = first_step; step < schedule->step_count; step++) {
-        schedule->steps[step].after[CP_LANE_COMPUTE] = compute_steps;
+        int32_t *after = &schedule->steps[step].after[CP_LANE_COMPUTE];
+        *after = compute_steps > *after ? compute_steps : *after;
     }
 }
 
-/* ---- blocks ---- */
+/* ---- chunks ---- */
 
-struct cp_block cp_two_sided_block_of(const struct cp_two_sided *t, int b)
+static void set_chunk(struct cp_two_sided *t, int chunk)
 {
-    int owner = cp_two_sided_rank_of(t, b, t->w.u);
-    struct cp_block block = {.owner = owner,
-                             .keys = cp_plan_group_keys(t->w.plan, owner)};
-    return block;
-}
-
-/* As the kernel wants them: forward packed, backward plain. */
-static void declare_keys(struct cp_two_sided *t, int b)
-{
-    struct cp_writer *w = &t->w;
-    struct cp_key_block *block = &t->blocks[b];
-    int64_t keys = cp_two_sided_block_of(t, b).keys.count;
-    int64_t heads = w->kv_heads.count;
-    if (t->is_backward) {
-        block->k = cp_writer_runs(w, &w->scratch, CP_TENSOR_K, w->dtype, keys, heads);
-        block->v = cp_writer_runs(w, &w->scratch, CP_TENSOR_V, w->dtype, keys, heads);
-    } else {
-        block->k =
-            cp_writer_rows(w, &w->scratch, CP_LAYOUT_K, CP_TENSOR_K, keys, heads);
-        block->v =
-            cp_writer_rows(w, &w->scratch, CP_LAYOUT_V, CP_TENSOR_V, keys, heads);
+    cp_writer_set_chunk(&t->w, chunk);
+    t->at = &t->chunks[chunk];
+    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
+        t->w.group_mask = cp_two_sided_gathered(t, CP_TENSOR_MASK).buffer;
     }
 }
 
-static void declare_mask(struct cp_two_sided *t, int b)
+/* The buffers of a chunk, from where the arena ends. */
+static void declare_chunk(struct cp_two_sided *t, int chunk,
+                          const struct cp_two_sided_direction *is)
 {
-    struct cp_writer *w = &t->w;
-    t->blocks[b].mask =
-        cp_writer_mask(w, &w->scratch, 0, w->heads.count,
-                       cp_plan_size(w->plan, w->rank, CP_SIZE_MASK_ROWS),
-                       cp_two_sided_block_of(t, b).keys.count);
+    struct cp_arena *arena = &t->w.scratch;
+    set_chunk(t, chunk);
+    t->at->blocks = t->blocks + (ptrdiff_t)chunk * t->ring;
+    memcpy(t->at->shared, t->shared, sizeof t->shared);
+    memcpy(t->at->results, t->results, sizeof t->results);
+    is->declare(t);
+    int64_t start = arena->bytes;
+    cp_two_sided_declare_exchange(t);
+    cp_two_sided_declare_blocks(t);
+    arena->bytes = start;
+    is->declare_results(t);
+    cp_two_sided_declare_parcels_home(t);
 }
 
-void cp_two_sided_declare_sums(struct cp_two_sided *t, int b)
+/* Two places in turn, each as large as the largest chunk that uses it. */
+static void declare_chunks(struct cp_two_sided *t,
+                           const struct cp_two_sided_direction *is)
 {
-    struct cp_writer *w = &t->w;
-    int64_t keys = cp_two_sided_block_of(t, b).keys.count;
-    int64_t heads = w->kv_heads.count;
-    t->blocks[b].dk = cp_writer_runs(w, &w->scratch, CP_TENSOR_DK, w->sum, keys, heads);
-    t->blocks[b].dv = cp_writer_runs(w, &w->scratch, CP_TENSOR_DV, w->sum, keys, heads);
-}
-
-void cp_two_sided_make_block(struct cp_two_sided *t)
-{
-    struct cp_writer *w = &t->w;
-    struct cp_builder *b = &w->builder;
-    struct cp_key_block *block = &t->blocks[w->r];
-    int32_t k = cp_two_sided_gathered(t, CP_TENSOR_K);
-    int32_t v = cp_two_sided_gathered(t, CP_TENSOR_V);
-    if (t->is_backward) {
-        block->k = k;
-        block->v = v;
-    } else {
-        declare_keys(t, w->r);
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, block->k),
-                      cp_writer_box(w, k));
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, block->v),
-                      cp_writer_box(w, v));
-    }
-    if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
-        declare_mask(t, w->r);
-        cp_build_move(b, CP_STEP_COPY, CP_LANE_IN, cp_writer_box(w, block->mask),
-                      cp_writer_box(w, cp_two_sided_gathered(t, CP_TENSOR_MASK)));
-    }
-}
-
-void cp_two_sided_declare_blocks(struct cp_two_sided *t)
-{
-    struct cp_writer *w = &t->w;
+    struct cp_arena *arena = &t->w.scratch;
+    int64_t start = arena->bytes;
     for (int parity = 0; parity < 2; parity++) {
-        int64_t start = w->scratch.bytes;
-        int64_t end = start;
-        for (int j = parity == 0 ? 2 : 1; j < t->ring; j += 2) {
-            int b = cp_two_sided_block_at(t, j);
-            if (!cp_two_sided_is_allgather(t)) {
-                w->scratch.bytes = start;
-            }
-            declare_keys(t, b);
-            if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
-                declare_mask(t, b);
-            }
-            if (t->is_backward) {
-                cp_two_sided_declare_sums(t, b);
-            }
-            end = w->scratch.bytes > end ? w->scratch.bytes : end;
+        arena->most = start;
+        for (int chunk = parity; chunk < t->w.plan->chunks; chunk += 2) {
+            arena->bytes = start;
+            declare_chunk(t, chunk, is);
         }
-        w->scratch.bytes = end;
+        start = arena->most;
     }
 }
 
-/* ---- the ring ---- */
-
-bool cp_two_sided_is_allgather(const struct cp_two_sided *t)
+/* What is written from now on uses the memory of the chunk but one before. */
+static void follow(struct cp_two_sided *t, int chunk)
 {
-    return t->w.call->rotate == CP_ROTATE_ALLGATHER;
-}
-
-int cp_two_sided_block_at(const struct cp_two_sided *t, int j)
-{
-    return (t->w.r + j) % t->ring;
-}
-
-int cp_two_sided_ring_peer(const struct cp_two_sided *t, int distance)
-{
-    int r = (t->w.r + distance + t->ring) % t->ring;
-    return cp_two_sided_rank_of(t, r, t->w.u);
-}
-
-void cp_two_sided_move_buffer(struct cp_two_sided *t, int32_t buffer, int peer,
-                              bool is_send)
-{
-    if (is_send) {
-        cp_build_send(&t->w.builder, CP_LANE_IN, t->group, peer,
-                      cp_writer_box(&t->w, buffer));
-    } else {
-        cp_build_recv(&t->w.builder, CP_LANE_IN, t->group, peer,
-                      cp_writer_box(&t->w, buffer));
+    struct cp_builder *b = &t->w.builder;
+    if (chunk >= 2) {
+        const struct cp_head_chunk *before = &t->chunks[chunk - 2];
+        b->floor[CP_LANE_IN][CP_LANE_COMPUTE] = before->compute_end;
+        b->floor[CP_LANE_COMPUTE][CP_LANE_IN] = before->in_end;
     }
 }
 
-static void move_block(struct cp_two_sided *t, int b, int peer, bool is_send)
+static void bring(struct cp_two_sided *t, int chunk)
 {
-    cp_two_sided_move_buffer(t, t->blocks[b].k, peer, is_send);
-    cp_two_sided_move_buffer(t, t->blocks[b].v, peer, is_send);
-    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_KEYS)) {
-        cp_two_sided_move_buffer(t, t->blocks[b].mask, peer, is_send);
-    }
+    set_chunk(t, chunk);
+    follow(t, chunk);
+    cp_two_sided_exchange_in(t);
+    cp_two_sided_make_block(t);
+    cp_writer_arrive(&t->w);
 }
 
-void cp_two_sided_gather_blocks(struct cp_two_sided *t)
+static void give_back(struct cp_two_sided *t, int chunk,
+                      const struct cp_two_sided_direction *is)
 {
-    t->group += 1;
-    for (int j = 1; j < t->ring; j++) {
-        move_block(t, t->w.r, cp_two_sided_ring_peer(t, -j), true);
-        move_block(t, cp_two_sided_block_at(t, j), cp_two_sided_ring_peer(t, j), false);
-    }
+    set_chunk(t, chunk);
+    is->finish(t);
+    cp_two_sided_exchange_out(t);
+    t->at->in_end = t->w.builder.lane_steps[CP_LANE_IN];
+    t->at->compute_end = t->w.builder.lane_steps[CP_LANE_COMPUTE];
 }
 
-void cp_two_sided_pass_block(struct cp_two_sided *t, int j)
+enum cp_code cp_two_sided_write(const struct cp_plan *plan, int rank,
+                                const struct cp_two_sided_direction *is,
+                                struct cp_schedule **out)
 {
-    t->group += 1;
-    int32_t first = cp_two_sided_step_count(t);
-    move_block(t, cp_two_sided_block_at(t, j - 1), cp_two_sided_ring_peer(t, -1), true);
-    move_block(t, cp_two_sided_block_at(t, j), cp_two_sided_ring_peer(t, 1), false);
-    if (j >= 3) {
-        cp_two_sided_group_after_compute(
-            t, first, t->blocks[cp_two_sided_block_at(t, j - 2)].done);
+    struct cp_two_sided t;
+    CP_TRY(init(&t, plan, rank));
+    is->begin(&t);
+    if (t.w.has_mask && t.w.mask_source != CP_MASK_LOCAL) {
+        cp_two_sided_share(&t, CP_TENSOR_MASK, t.w.mask);
     }
+    declare_chunks(&t, is);
+    for (int chunk = 0; chunk < plan->chunks; chunk++) {
+        bring(&t, chunk);
+        if (chunk > 0) {
+            give_back(&t, chunk - 1, is);
+            set_chunk(&t, chunk);
+        }
+        is->meet(&t);
+    }
+    give_back(&t, plan->chunks - 1, is);
+    is->end(&t);
+    fini(&t);
+    return cp_writer_take(&t.w, out);
 }

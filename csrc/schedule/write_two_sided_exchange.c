@@ -27,16 +27,19 @@ static struct cp_range group_rows(const struct cp_two_sided *t,
                                              : t->w.rows;
 }
 
-/* The heads that member m answers for. */
+/* The heads of the chunk that member m answers for. */
 static struct cp_range heads_of(const struct cp_two_sided *t, enum cp_tensor_role role,
                                 int m)
 {
     const struct cp_plan *plan = t->w.plan;
     struct cp_range all = {.first = 0, .count = 1};
     if (role == CP_TENSOR_MASK) {
-        return t->w.call->mask_heads == 1 ? all : plan->heads[m];
+        return t->w.call->mask_heads == 1 ? all
+                                          : cp_plan_chunk_heads(plan, m, t->w.chunk);
     }
-    return cp_writer_is_of_keys(&t->w, role) ? plan->kv_heads[m] : plan->heads[m];
+    return cp_writer_is_of_keys(&t->w, role)
+               ? cp_plan_chunk_kv_heads(plan, m, t->w.chunk)
+               : cp_plan_chunk_heads(plan, m, t->w.chunk);
 }
 
 /* A buffer for `rows` rows and the heads of member m. */
@@ -141,8 +144,11 @@ static void move_parcels(struct cp_two_sided *t, const struct cp_shared *shared,
 
 void cp_two_sided_share(struct cp_two_sided *t, enum cp_tensor_role role, int32_t own)
 {
-    t->shared[t->shared_count] = (struct cp_shared){
-        .role = role, .dtype = cp_writer_dtype(&t->w, role), .own = own};
+    t->shared[t->shared_count] =
+        (struct cp_shared){.role = role,
+                           .dtype = cp_writer_dtype(&t->w, role),
+                           .own = own,
+                           .gathered = CP_NO_BUFFER};
     t->shared_count += 1;
 }
 
@@ -155,81 +161,106 @@ void cp_two_sided_share_inputs(struct cp_two_sided *t, const enum cp_tensor_role
     }
 }
 
-int32_t cp_two_sided_gathered(const struct cp_two_sided *t, enum cp_tensor_role role)
-{
-    for (int i = 0; i < t->shared_count; i++) {
-        if (t->shared[i].role == role) {
-            return t->shared[i].gathered;
-        }
-    }
-    return CP_NO_BUFFER;
-}
-
 /* Without other members the caller's tensor is all there is, but what the ring sends as
  * it lies must not be the caller's. */
-static void gather_own(struct cp_two_sided *t, struct cp_shared *shared)
+static bool is_gathered(const struct cp_two_sided *t, enum cp_tensor_role role)
 {
-    bool is_sent = t->is_backward && t->ring > 1 && shared->role != CP_TENSOR_MASK &&
-                   cp_writer_is_of_keys(&t->w, shared->role);
-    if (t->ulysses == 1 && !is_sent) {
-        shared->gathered = shared->own;
-        return;
+    bool is_sent = t->is_backward && t->ring > 1 && role != CP_TENSOR_MASK &&
+                   cp_writer_is_of_keys(&t->w, role);
+    return t->ulysses > 1 || is_sent;
+}
+
+void cp_two_sided_declare_exchange(struct cp_two_sided *t)
+{
+    struct cp_shared *shared = t->at->shared;
+    for (int i = 0; i < t->shared_count; i++) {
+        if (is_gathered(t, shared[i].role)) {
+            cp_two_sided_declare_gathered(t, &shared[i]);
+        }
     }
-    cp_two_sided_declare_gathered(t, shared);
-    cp_build_move(&t->w.builder, CP_STEP_COPY, CP_LANE_IN,
-                  group_part(t, shared, t->w.u), own_part(t, shared, t->w.u));
+    int64_t end = t->w.scratch.bytes;
+    t->at->parcels = declare_parcels(t, shared, t->shared_count);
+    t->w.scratch.bytes = end; /* what lane `in` writes next may lie there */
+}
+
+struct cp_box cp_two_sided_own(const struct cp_two_sided *t,
+                               const struct cp_shared *shared)
+{
+    return own_part(t, shared, t->w.u);
+}
+
+struct cp_box cp_two_sided_gathered(const struct cp_two_sided *t,
+                                    enum cp_tensor_role role)
+{
+    for (int i = 0; i < t->shared_count; i++) {
+        const struct cp_shared *shared = &t->at->shared[i];
+        if (shared->role == role) {
+            return shared->gathered == CP_NO_BUFFER
+                       ? cp_two_sided_own(t, shared)
+                       : cp_writer_box(&t->w, shared->gathered);
+        }
+    }
+    return cp_box_none();
 }
 
 void cp_two_sided_exchange_in(struct cp_two_sided *t)
 {
-    if (t->w.has_mask && t->w.mask_source != CP_MASK_LOCAL) {
-        cp_two_sided_share(t, CP_TENSOR_MASK, t->w.mask);
-    }
-    t->lasting_bytes = t->w.scratch.bytes;
+    struct cp_builder *b = &t->w.builder;
+    const struct cp_head_chunk *at = t->at;
     for (int i = 0; i < t->shared_count; i++) {
-        gather_own(t, &t->shared[i]);
+        if (at->shared[i].gathered != CP_NO_BUFFER) {
+            cp_build_move(b, CP_STEP_COPY, CP_LANE_IN,
+                          group_part(t, &at->shared[i], t->w.u),
+                          own_part(t, &at->shared[i], t->w.u));
+        }
     }
-    int64_t start = t->w.scratch.bytes;
-    int32_t first = declare_parcels(t, t->shared, t->shared_count);
     for (int index = 1; index < t->ulysses; index++) {
         int m = (t->w.u + index) % t->ulysses;
         for (int i = 0; i < t->shared_count; i++) {
-            cp_build_move(&t->w.builder, CP_STEP_COPY, CP_LANE_IN,
-                          parcel_of(t, first, t->shared_count, m, i),
-                          own_part(t, &t->shared[i], m));
+            cp_build_move(b, CP_STEP_COPY, CP_LANE_IN,
+                          parcel_of(t, at->parcels, t->shared_count, m, i),
+                          own_part(t, &at->shared[i], m));
         }
     }
-    move_parcels(t, t->shared, t->shared_count, first, false);
-    t->w.scratch.bytes = start; /* what lane `in` writes next may lie there */
-    if (cp_writer_mask_travels(&t->w, CP_MASK_OF_ROWS)) {
-        t->w.group_mask = cp_two_sided_gathered(t, CP_TENSOR_MASK);
-    }
+    move_parcels(t, at->shared, t->shared_count, at->parcels, false);
 }
 
 /* ---- and back ---- */
 
-void cp_two_sided_reuse(struct cp_two_sided *t)
+void cp_two_sided_give(struct cp_two_sided *t, enum cp_tensor_role role,
+                       enum cp_dtype dtype, int32_t own)
 {
-    t->w.scratch.bytes = t->lasting_bytes;
+    t->results[t->result_count] = (struct cp_shared){
+        .role = role, .dtype = dtype, .own = own, .gathered = CP_NO_BUFFER};
+    t->result_count += 1;
 }
 
-void cp_two_sided_exchange_out(struct cp_two_sided *t, const struct cp_shared *shared,
-                               int count)
+void cp_two_sided_declare_parcels_home(struct cp_two_sided *t)
+{
+    t->at->result_parcels = declare_parcels(t, t->at->results, t->result_count);
+}
+
+void cp_two_sided_exchange_out(struct cp_two_sided *t)
 {
     struct cp_builder *b = &t->w.builder;
-    int32_t first = declare_parcels(t, shared, count);
+    const struct cp_head_chunk *at = t->at;
     int32_t first_step = cp_two_sided_step_count(t);
-    move_parcels(t, shared, count, first, true);
+    move_parcels(t, at->results, t->result_count, at->result_parcels, true);
     cp_two_sided_group_after_compute(t, first_step, b->lane_steps[CP_LANE_COMPUTE]);
     bool meets = cp_two_sided_heads_meet(t);
     for (int m = 0; m < t->ulysses; m++) {
-        for (int i = 0; i < count; i++) {
-            bool is_sum = meets && cp_writer_is_of_keys(&t->w, shared[i].role);
-            struct cp_box from = m == t->w.u ? group_part(t, &shared[i], m)
-                                             : parcel_of(t, first, count, m, i);
+        for (int i = 0; i < t->result_count; i++) {
+            const struct cp_shared *result = &at->results[i];
+            if (result->gathered == CP_NO_BUFFER) {
+                continue; /* it is where it belongs */
+            }
+            bool is_sum = meets && cp_writer_is_of_keys(&t->w, result->role);
+            struct cp_box from =
+                m == t->w.u ? group_part(t, result, m)
+                            : parcel_of(t, at->result_parcels, t->result_count, m, i);
             cp_build_after(b,
                            cp_build_move(b, is_sum ? CP_STEP_REDUCE : CP_STEP_COPY,
-                                         CP_LANE_IN, own_part(t, &shared[i], m), from),
+                                         CP_LANE_IN, own_part(t, result, m), from),
                            CP_LANE_COMPUTE);
         }
     }

@@ -144,7 +144,9 @@ static void draw_attention(uint64_t *state, struct grid_case *grid, bool is_even
         draw_rows(state, grid->world, is_even, kv);
     }
     int64_t whole_keys = sum(kv, grid->world);
+    int64_t chunks = one_in(state, 2) ? draw(state, 0, 1) : draw(state, 2, 5);
     for (int rank = 0; rank < grid->world; rank++) {
+        grid->records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = chunks;
         kv[rank] = call->kv_replicated != 0 ? whole_keys : kv[rank];
         grid->records[rank].sizes[CP_SIZE_Q_ROWS] = q[rank];
         grid->records[rank].sizes[CP_SIZE_KV_ROWS] = kv[rank];
@@ -246,10 +248,11 @@ void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
     (void)print_rows(grid, CP_SIZE_KV_ROWS, rows[1], sizeof rows[1]);
     (void)snprintf(
         text, GRID_TEXT,
-        "case %lld: R=%d U=%d %s rotate %d %s, rows %s, keys %s, rank 0: %s",
+        "case %lld: R=%d U=%d %s rotate %d %s, %d chunks, rows %s, keys %s, rank 0: %s",
         (long long)grid->number, (int)call->ring_degree, (int)call->ulysses_degree,
         grid->transport == CP_PULL ? "pull" : "two-sided", (int)call->rotate,
-        call->variant == CP_EVEN ? "even" : "anything", rows[0], rows[1], what);
+        call->variant == CP_EVEN ? "even" : "anything",
+        (int)grid->records[0].sizes[CP_SIZE_HEAD_CHUNKS], rows[0], rows[1], what);
 }
 
 struct cp_format grid_format(const struct cp_call *call)

@@ -89,6 +89,7 @@ static void choose(struct scene *s, uint64_t *state)
                                            CP_DTYPE_FLOAT16};
     s->variant = below(state, 3) == 0 ? CP_EVEN : CP_ANYTHING;
     s->rotate = (int32_t)below(state, 3);
+    s->chunks = (int32_t)below(state, 5);
     s->dtype = dtypes[below(state, 5)];
     s->batch = 1 + below(state, 2);
     s->kv_heads = 1 + below(state, 3);
@@ -452,6 +453,7 @@ void scene_record(const struct scene *scene, int rank, enum cp_op op,
     call->ulysses_degree = scene->ulysses;
     record->sizes[CP_SIZE_Q_ROWS] = scene->rows[rank];
     record->sizes[CP_SIZE_KV_ROWS] = scene->keys[rank];
+    record->sizes[CP_SIZE_HEAD_CHUNKS] = scene->chunks;
     if (scene->mask_kind != CP_MASK_NONE) {
         call->mask_kind = (int32_t)scene->mask_kind;
         call->mask_dtype = (int32_t)mask_dtype(scene);
@@ -474,10 +476,10 @@ void scene_print(const struct scene *scene, char *text, size_t bytes)
     }
     (void)snprintf(
         text, bytes,
-        "%dx%d %s B%d H%d/%d D%d/%d %s%s%s%s mask %d %s %s b%d h%d rows:keys%s",
+        "%dx%d %s in %d B%d H%d/%d D%d/%d %s%s%s%s mask %d %s %s b%d h%d rows:keys%s",
         scene->ring, scene->ulysses, scene->variant == CP_EVEN ? "even" : "anything",
-        (int)scene->batch, (int)scene->heads, (int)scene->kv_heads, (int)scene->dim,
-        (int)scene->value_dim, cp_dtype_name(scene->dtype),
+        (int)scene->chunks, (int)scene->batch, (int)scene->heads, (int)scene->kv_heads,
+        (int)scene->dim, (int)scene->value_dim, cp_dtype_name(scene->dtype),
         scene->is_causal ? " causal" : "", scene->is_replicated ? " replicated" : "",
         scene->want_lse ? " lse" : "", (int)scene->mask_kind, axes[scene->mask_rows],
         axes[scene->mask_keys], (int)scene->mask_batch, (int)scene->mask_heads,

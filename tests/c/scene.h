@@ -13,7 +13,7 @@ enum { SCENE_MOST_RANKS = 16 };
 struct scene {
     /* What is asked. */
     int world, ring, ulysses;
-    int32_t variant, rotate;
+    int32_t variant, rotate, chunks;
     int64_t batch, heads, kv_heads, dim, value_dim;
     int64_t rows[SCENE_MOST_RANKS], keys[SCENE_MOST_RANKS];
     enum cp_dtype dtype;

@@ -2,6 +2,7 @@
  */
 #include "plan/agree.h"
 #include "plan/mask_axis.h"
+#include "plan/plan.h"
 #include "test.h"
 
 enum { WORLD = 4 };
@@ -69,6 +70,26 @@ TEST(any_byte_that_differs_is_noticed)
         CHECK(cp_agree(records, WORLD) != CP_OK);
         CHECK_EQ_I64(cp_last_error()->rank, 2);
     }
+}
+
+TEST(all_ranks_cut_the_heads_alike)
+{
+    struct cp_record records[WORLD];
+    attention(records, CP_EVEN);
+    records[2].sizes[CP_SIZE_HEAD_CHUNKS] = 3;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 2);
+    CHECK_STR_HAS(cp_last_error()->text, "3 chunks, rank 0 in 0");
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = 3;
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    records[1].sizes[CP_SIZE_HEAD_CHUNKS] = CP_MAX_HEAD_CHUNKS + 1;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_EQ_I64(cp_last_error()->rank, 1);
+    records[1].sizes[CP_SIZE_HEAD_CHUNKS] = -1;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "from 1 to 64");
 }
 
 TEST(an_own_error_goes_before_a_difference)

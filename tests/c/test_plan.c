@@ -53,6 +53,45 @@ TEST(rows_lie_in_rank_order_and_groups_hold_a_contiguous_stretch)
     CHECK(plan == NULL);
 }
 
+/* Every head is in one chunk, and a key/value head with all query heads that use it. */
+TEST(chunks_are_whole_groups_of_heads)
+{
+    uint64_t state = test_seed;
+    for (int round = 0; round < 500; round++) {
+        struct cp_record records[WORLD];
+        struct cp_plan *plan = NULL;
+        attention(records);
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        int64_t kv_heads = 1 + (int64_t)(state >> 33) % 9;
+        int64_t asked = (int64_t)(state >> 40) % 7;
+        for (int rank = 0; rank < WORLD; rank++) {
+            records[rank].call.kv_heads = kv_heads;
+            records[rank].call.heads = kv_heads * (1 + (int64_t)(state >> 50) % 4);
+            records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = asked;
+        }
+        CHECK_EQ_I64(cp_plan_create(records, WORLD, &format, &plan), CP_OK);
+        CHECK(plan->chunks >= 1 && plan->chunks <= (asked > 1 ? asked : 1));
+        for (int u = 0; u < plan->ulysses; u++) {
+            int64_t next = plan->heads[u].first;
+            int64_t next_kv = plan->kv_heads[u].first;
+            for (int chunk = 0; chunk < plan->chunks; chunk++) {
+                struct cp_range heads = cp_plan_chunk_heads(plan, u, chunk);
+                struct cp_range kv = cp_plan_chunk_kv_heads(plan, u, chunk);
+                struct cp_range used = cp_kv_heads_of(heads, plan->heads_per_kv);
+                CHECK_EQ_I64(kv.first, next_kv);
+                CHECK_EQ_I64(used.count, kv.count);
+                CHECK(kv.count == 0 || used.first == kv.first);
+                CHECK(heads.count == 0 || heads.first == next);
+                next += heads.count;
+                next_kv += kv.count;
+            }
+            CHECK_EQ_I64(next, plan->heads[u].first + plan->heads[u].count);
+            CHECK_EQ_I64(next_kv, plan->kv_heads[u].first + plan->kv_heads[u].count);
+        }
+        cp_plan_destroy(&plan);
+    }
+}
+
 TEST(lengths_that_do_not_add_up_are_refused)
 {
     struct cp_record records[WORLD];

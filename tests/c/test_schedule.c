@@ -128,6 +128,39 @@ TEST(every_failed_allocation_leaves_nothing)
     }
 }
 
+/* Bytes of workspace and window together, of 8 heads on each of two ranks. */
+static int64_t bytes_of_chunks(enum cp_op op, enum cp_transport transport, int chunks)
+{
+    struct cp_record records[MOST];
+    struct cp_plan *plan = NULL;
+    struct cp_schedule *schedule = NULL;
+    attention(records, 1, 2, op, 64);
+    for (int rank = 0; rank < 2; rank++) {
+        records[rank].call.heads = 16;
+        records[rank].call.kv_heads = 16;
+        records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = chunks;
+    }
+    CHECK_EQ_I64(cp_plan_create(records, 2, &format, &plan), CP_OK);
+    CHECK_EQ_I64(cp_schedule_create(plan, 0, transport, &schedule), CP_OK);
+    int64_t bytes = schedule->scratch_bytes + schedule->window_bytes;
+    cp_schedule_destroy(&schedule);
+    cp_plan_destroy(&plan);
+    return bytes;
+}
+
+/* Two chunks are there at a time, however many there are. */
+TEST(more_chunks_of_heads_take_less_memory)
+{
+    const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    for (int i = 0; i < 2; i++) {
+        int64_t whole = bytes_of_chunks(ops[i], CP_TWO_SIDED, 1);
+        CHECK(bytes_of_chunks(ops[i], CP_TWO_SIDED, 2) <= whole);
+        CHECK(bytes_of_chunks(ops[i], CP_TWO_SIDED, 8) < whole / 2);
+        CHECK(bytes_of_chunks(ops[i], CP_PULL, 2) <=
+              bytes_of_chunks(ops[i], CP_PULL, 1));
+    }
+}
+
 TEST(sizes_that_overflow_are_refused)
 {
     const enum cp_transport transports[] = {CP_PULL, CP_TWO_SIDED};

@@ -140,6 +140,7 @@ static inline enum cp_code world_start(struct world *w, int rank, struct scene *
     scene_record(scene, rank, op, &record);
     record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
     CP_TRY(cp_context_describe(w->context[rank], &record));
+    record.sizes[CP_SIZE_HEAD_CHUNKS] = scene->chunks;
     CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
     if (transport->take != NULL) {
         stream = transport->take(w, rank, tensors);

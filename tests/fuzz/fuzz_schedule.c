@@ -150,6 +150,16 @@ static void read_promise(struct scene *scene)
     scene->records[0].call.check = cp_lengths_hash(q, kv, scene->world);
 }
 
+/* As many chunks of heads on all ranks, or, seldom, one more on one of them. */
+static void set_chunks(struct scene *scene, uint8_t number)
+{
+    for (int rank = 0; rank < scene->world; rank++) {
+        scene->records[rank].sizes[CP_SIZE_HEAD_CHUNKS] =
+            number % (CP_MAX_HEAD_CHUNKS + 2);
+    }
+    scene->records[0].sizes[CP_SIZE_HEAD_CHUNKS] += number == UINT8_MAX;
+}
+
 static void read_attention(struct scene *scene)
 {
     struct fuzz_input *in = scene->in;
@@ -165,7 +175,9 @@ static void read_attention(struct scene *scene)
     call->is_causal = (flags & 4) != 0;
     call->want_lse = (flags & 8) != 0;
     call->kv_replicated = (flags & 48) == 48;
+    /* No step depends on the scale. */
     call->scale_bits = fuzz_byte(in);
+    set_chunks(scene, (uint8_t)call->scale_bits);
     call->format = 1;
     scene->format = grid_format(call);
     scene->format.k.row_align = INT64_C(1) << fuzz_range(in, 0, 4);
@@ -386,7 +398,8 @@ static bool is_refused(const struct scene *scene)
     if (!cp_call_is_attention(call)) {
         return false;
     }
-    if (scene->is_promise_broken ||
+    if (scene->is_promise_broken || !are_equal(scene, CP_SIZE_HEAD_CHUNKS) ||
+        scene->records[0].sizes[CP_SIZE_HEAD_CHUNKS] > CP_MAX_HEAD_CHUNKS ||
         (call->kv_replicated != 0 && !are_equal(scene, CP_SIZE_KV_ROWS))) {
         return true;
     }

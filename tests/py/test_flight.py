@@ -94,7 +94,13 @@ def test_a_trace_shows_every_call_of_every_rank(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, value", (("CP_ATTN_DEBUG", "soon"), ("CP_ATTN_DEBUG", "-1"), ("CP_ATTN_TRACE", "/nonexistent/trace.json"))
+    "name, value",
+    (
+        ("CP_ATTN_DEBUG", "soon"),
+        ("CP_ATTN_DEBUG", "-1"),
+        ("CP_ATTN_HEAD_CHUNKS", "0"),
+        ("CP_ATTN_TRACE", "/nonexistent/trace.json"),
+    ),
 )
 def test_a_bad_setting_is_named(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
