@@ -3,12 +3,13 @@
 #ifndef CP_EXEC_ACCELERATOR_H
 #define CP_EXEC_ACCELERATOR_H
 
+#include "base/board.h"
 #include "base/watch.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 3, CP_OFFER_BYTES = 512 };
+enum { CP_ACCELERATOR_ABI = 4, CP_OFFER_BYTES = 512 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */
@@ -30,7 +31,9 @@ struct cp_connect_args {
     const struct cp_offer *offers; /* (world), borrowed for the call */
     const struct cp_group *group;  /* the one that was offered */
     struct cp_watch *watch;        /* borrowed; must outlive the communicator */
-    double timeout;                /* seconds */
+    struct cp_board
+        *boards;    /* (world) what the ranks share, or NULL; borrowed likewise */
+    double timeout; /* seconds */
 };
 
 /* Whose memory a context uses on a device: a framework's, which would otherwise keep for

@@ -19,6 +19,7 @@ enum { SIDES = CP_ON_ACCELERATOR + 1 };
 struct cp_context {
     struct cp_context_config config;
     struct cp_gate gate;
+    struct cp_board *boards; /* as in struct cp_context_parts */
     int rank, world;
     struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
@@ -65,6 +66,7 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context = block;
     context->config = *config;
     context->gate = parts->gate;
+    context->boards = parts->boards;
     context->rank = comm->rank;
     context->world = comm->world;
     context->sides[CP_ON_HOST] = (struct cp_side){
@@ -316,10 +318,21 @@ static enum cp_code exchange(struct cp_context *context, const struct cp_record 
                             cp_deadline_in(context->config.timeout));
 }
 
+/* The windows that all ranks have by now come into use. */
+static enum cp_code attach(struct cp_context *context)
+{
+    struct cp_comm *comm = context->side->comm;
+    enum cp_code code = comm->ops->attach != NULL ? comm->ops->attach(comm) : CP_OK;
+    if (code != CP_OK) {
+        poison(context);
+    }
+    return code;
+}
+
 /* A signature that is new needs a plan and room, and either may fail on one rank alone.
- * A second exchange tells all ranks whether all have them. It is new to all alike: what
- * a cache holds follows from the calls made so far, and those are the same everywhere.
- */
+ * A second exchange tells all ranks whether all have them; what then goes wrong breaks
+ * the context, since the others go on. It is new to all alike: what a cache holds follows
+ * from the calls made so far, and those are the same everywhere. */
 static enum cp_code prepare(struct cp_context *context, const struct cp_record *mine)
 {
     struct cp_record ready = {.call = mine->call};
@@ -337,6 +350,9 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
     code = exchange(context, &ready);
     if (code == CP_OK) {
         code = cp_agree(context->records, context->world);
+    }
+    if (code == CP_OK) {
+        code = attach(context);
     }
     if (code != CP_OK) {
         cp_plan_entry_clear(&entry);
@@ -460,6 +476,7 @@ static enum cp_code connect_devices(struct cp_context *context)
             .offers = offers,
             .group = &context->group,
             .watch = context->gate.watch,
+            .boards = context->boards,
             .timeout = context->config.timeout,
         };
         code = context->accelerator->connect(&args, &device, &comm);
