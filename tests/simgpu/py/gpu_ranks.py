@@ -34,5 +34,5 @@ def open_gpus():
         stream.close()
     sim.Fast.streams = {}
     live = sim.LIB.simgpu_live()
-    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
+    assert (live.blocks, live.streams, live.events, live.comms, live.mappings) == (0, 0, 0, 0, 0)
     assert sim.LIB.simgpu_violations() == 0
