@@ -214,5 +214,7 @@ enum cp_code cp_comm_ipc_create(const struct cp_comm_ipc_args *args,
 {
     int before = args->device;
     CP_TRY(cp_cuda_enter(args->device, &before));
-    return cp_cuda_leave(args->device, before, create(args, out));
+    enum cp_code code = create(args, out);
+    (void)cp_cuda_leave(args->device, before, code);
+    return code;
 }

@@ -18,8 +18,11 @@ static const int look_ms = 50;
 static const int idle_look_ms = 100;
 /* For what a dead peer has given its GPU, or its GPU us. */
 static const int64_t dead_ns = 500000000;
-/* For outstanding work to end when the communicator closes, and for others to let go. */
+/* For outstanding work to end when the communicator closes, by itself and once its waits
+ * have been ended. */
 static const int64_t drain_ns = 1000000000;
+/* For others to let go: they may be at that very thing. */
+static const int64_t let_go_ns = 2500000000;
 
 static void lock(struct cp_ipc_watcher *watcher)
 {
@@ -362,7 +365,7 @@ static void release(struct cp_ipc_watcher *watcher)
         cp_ipc_memory_let_go(&watcher->memory, rank);
     }
     if (has_ended) {
-        cp_ipc_memory_fini(&watcher->memory, cp_now_ns() + drain_ns);
+        cp_ipc_memory_fini(&watcher->memory, cp_now_ns() + let_go_ns);
         free_desk(watcher);
     }
 }

@@ -66,7 +66,7 @@ void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher);
 
 /* Frees everything and leaves NULL; accepts NULL. Work that is outstanding gets a second
  * to end, then its waits are ended; in a broken context they are at once. Others that
- * still use this rank's memory get a second to let it go. What the device, or they, do
+ * still use this rank's memory get 2.5 s to let it go. What the device, or they, do
  * not give back by then is left to the end of the process. In a forked child it only
  * frees the host's memory. */
 void cp_ipc_watcher_destroy(struct cp_ipc_watcher **watcher);
