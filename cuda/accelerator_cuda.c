@@ -1,7 +1,7 @@
-/* What a rank offers are the facts by which the transport is chosen, and which communicator
- * of the caller's it could be connected by; rank 0 adds the id by which NCCL's ranks meet
- * where not all have one. NCCL is opened once, by the first offer that may come to need it,
- * and stays for the life of the process. */
+/* What a rank offers are the facts by which the transport is chosen. Where that is NCCL, all
+ * offer once more: which communicator of the caller's they could be connected by, and rank 0
+ * the id by which NCCL's ranks meet where not all have one. NCCL is opened once, when an
+ * offer needs it, and stays for the life of the process. */
 #include "accelerator_cuda.h"
 
 #include <pthread.h>
@@ -18,8 +18,9 @@
 
 struct offer {
     struct cp_transport_facts facts;
-    ncclUniqueId id; /* rank 0's */
-    char group[64];  /* "": none that fits */
+    int32_t is_for_nccl; /* the rest is there */
+    ncclUniqueId id;     /* rank 0's */
+    char group[64];      /* "": none that fits */
 };
 _Static_assert(sizeof(struct offer) <= CP_OFFER_BYTES, "an offer must fit");
 
@@ -46,6 +47,7 @@ static enum cp_code offer_nccl(int rank, int world, const struct cp_group *group
 {
     const struct cp_nccl *library = NULL;
     CP_TRY(open_nccl(&library));
+    offer->is_for_nccl = 1;
     if (rank == 0) {
         CP_TRY(cp_comm_nccl_id(library, &offer->id));
     }
@@ -55,13 +57,15 @@ static enum cp_code offer_nccl(int rank, int world, const struct cp_group *group
     return CP_OK;
 }
 
+/* Another round is for NCCL alone. */
 static enum cp_code cuda_offer(int ordinal, int rank, int world,
-                               const struct cp_group *group, struct cp_offer *out)
+                               const struct cp_group *group,
+                               const struct cp_offer *before, struct cp_offer *out)
 {
     struct offer offer;
     memset(&offer, 0, sizeof offer);
     CP_TRY(cp_transport_describe(ordinal, &offer.facts));
-    if (offer.facts.wish != CP_TRANSPORT_IPC) {
+    if (before != NULL) {
         CP_TRY(offer_nccl(rank, world, group, &offer));
     }
     memcpy(out->bytes, &offer, sizeof offer);
@@ -203,6 +207,10 @@ static enum cp_code cuda_connect(const struct cp_connect_args *args,
         facts[rank] = offer_of(args, rank).facts;
     }
     enum cp_code code = choose(args, facts, &kind);
+    if (code == CP_OK && kind == CP_TRANSPORT_NCCL &&
+        offer_of(args, 0).is_for_nccl == 0) {
+        code = CP_AGAIN;
+    }
     if (code == CP_OK) {
         code = connect(args, facts, kind, device, comm);
     }

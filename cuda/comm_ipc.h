@@ -6,7 +6,8 @@
  * nothing to wait for. A call ends with a signal too: by the next call's gate all hosts
  * have left the one before, but a GPU may still be reading, so `begin` has the stream wait
  * until all have left. What goes wrong with what was enqueued is noticed by a thread
- * (cuda/ipc_watcher.h). Ranks may be processes or threads of one, and may share a GPU. */
+ * (cuda/ipc_watcher.h). Ranks may be processes or threads of one; processes may share a
+ * GPU. */
 #ifndef CP_CUDA_COMM_IPC_H
 #define CP_CUDA_COMM_IPC_H
 

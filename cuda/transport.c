@@ -124,10 +124,16 @@ static bool are_together(const struct cp_transport_facts *one,
            one->ipc_space == other->ipc_space && one->pid_space == other->pid_space;
 }
 
+static bool is_one_gpu(const struct cp_transport_facts *one,
+                       const struct cp_transport_facts *other)
+{
+    return memcmp(one->gpu, other->gpu, CP_GPU_ID) == 0;
+}
+
 static bool reaches(const struct cp_transport_facts *one,
                     const struct cp_transport_facts *other)
 {
-    bool is_reached = memcmp(one->gpu, other->gpu, CP_GPU_ID) == 0;
+    bool is_reached = is_one_gpu(one, other);
     for (int i = 0; i < one->reached_count && i < CP_REACHED; i++) {
         is_reached = is_reached || memcmp(one->reached[i], other->gpu, CP_GPU_ID) == 0;
     }
@@ -144,6 +150,16 @@ static bool has_obstacle(const struct cp_transport_facts *facts, int rank, int o
                        "ranks %d and %d are on different hosts, or in containers that "
                        "do not share their namespaces of processes and IPC",
                        other, rank);
+        return true;
+    }
+    /* They would have one CUDA context, in which whatever waits for the device (a free, the
+     * loading of a kernel) waits for the other's kernels too, which wait for its own. */
+    if (cp_transport_is_local(one, two) && is_one_gpu(one, two)) {
+        (void)snprintf(
+            text, size,
+            "ranks %d and %d are threads of one process on one GPU (cuda:%d, "
+            "%s); ranks that share a GPU have to be processes",
+            other, rank, (int)one->ordinal, one->name);
         return true;
     }
     if (!reaches(one, two)) {

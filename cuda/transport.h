@@ -2,8 +2,8 @@
  *
  * Each rank tells facts of itself in its offer; the choice follows from the facts of all,
  * so it is the same on all ranks, as is the error where there is none to make. Windows are
- * chosen where all ranks are on one host and each pair has one GPU or peer access;
- * CP_ATTN_TRANSPORT (ipc, nccl, auto) forces it. */
+ * chosen where all ranks are on one host and each pair has peer access, or is two processes
+ * on one GPU; CP_ATTN_TRANSPORT (ipc, nccl, auto) forces it. */
 #ifndef CP_CUDA_TRANSPORT_H
 #define CP_CUDA_TRANSPORT_H
 

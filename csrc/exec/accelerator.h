@@ -55,10 +55,13 @@ struct cp_accelerator {
     enum cp_code (*check)(int ordinal);
     /* Of what kind it is: 80 for sm_80. */
     enum cp_code (*generation)(int ordinal, int *out);
-    /* Of rank `rank` of `world`, with that device. Waits for nobody. */
+    /* Of rank `rank` of `world`, with that device. Waits for nobody. `before`: (world) what
+     * all have offered before, where they are asked once more, or NULL. */
     enum cp_code (*offer)(int ordinal, int rank, int world,
-                          const struct cp_group *group, struct cp_offer *out);
-    /* All ranks call it with the same offers. What they show to be wrong is the same error
+                          const struct cp_group *group, const struct cp_offer *before,
+                          struct cp_offer *out);
+    /* All ranks call it with the same offers. CP_AGAIN: what follows from them takes
+     * another round of offers. What they show to be wrong is the same error
      * on all ranks, and the context stays usable; what fails later breaks it. The device is
      * given back to `close`, after its communicator has been closed. */
     enum cp_code (*connect)(const struct cp_connect_args *args,

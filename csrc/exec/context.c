@@ -425,8 +425,9 @@ static enum cp_code execute(struct cp_context *context,
 /* ---- the first call on the accelerator ---- */
 
 /* All ranks' offers, by a gather on the host. `offers` NULL: there was no memory for them.
- */
-static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers)
+ * `is_again`: it holds those of the round before. */
+static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers,
+                                    bool is_again)
 {
     const int dim = 0;
     const int ordinal = context->sides[CP_ON_ACCELERATOR].ordinal;
@@ -443,9 +444,9 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.call.extent[1] = sizeof own;
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
-    if (offers == NULL ||
-        context->accelerator->offer(ordinal, context->rank, context->world,
-                                    &context->group, &own) != CP_OK) {
+    if (offers == NULL || context->accelerator->offer(
+                              ordinal, context->rank, context->world, &context->group,
+                              is_again ? offers : NULL, &own) != CP_OK) {
         record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
@@ -468,18 +469,21 @@ static enum cp_code connect_devices(struct cp_context *context)
     void *offers = NULL;
     bool has_room = cp_mem_create((size_t)context->world * sizeof(struct cp_offer),
                                   "offers", &offers) == CP_OK;
-    enum cp_code code = exchange_offers(context, has_room ? offers : NULL);
-    context->call = NULL;
-    if (code == CP_OK) {
-        struct cp_connect_args args = {
-            .ordinal = side->ordinal,
-            .offers = offers,
-            .group = &context->group,
-            .watch = context->gate.watch,
-            .boards = context->boards,
-            .timeout = context->config.timeout,
-        };
-        code = context->accelerator->connect(&args, &device, &comm);
+    struct cp_connect_args args = {
+        .ordinal = side->ordinal,
+        .offers = offers,
+        .group = &context->group,
+        .watch = context->gate.watch,
+        .boards = context->boards,
+        .timeout = context->config.timeout,
+    };
+    enum cp_code code = CP_AGAIN;
+    for (int round = 0; code == CP_AGAIN; round++) {
+        code = exchange_offers(context, has_room ? offers : NULL, round > 0);
+        context->call = NULL;
+        if (code == CP_OK) {
+            code = context->accelerator->connect(&args, &device, &comm);
+        }
     }
     cp_mem_destroy(&offers);
     CP_TRY(code);

@@ -105,6 +105,10 @@ TEST(each_obstacle_is_named)
     check_barred(facts, true, "ranks 1 and 0 are on different hosts");
     make_facts(facts);
     check_barred(facts, false, "met over the network");
+    make_facts(facts);
+    facts[2].pid = facts[0].pid;
+    facts[2].gpu[0] = facts[0].gpu[0];
+    check_barred(facts, true, "ranks 2 and 0 are threads of one process on one GPU");
 }
 
 TEST(too_many_ranks_have_no_windows)
@@ -113,6 +117,7 @@ TEST(too_many_ranks_have_no_windows)
     enum cp_transport_kind got = CP_TRANSPORT_AUTO;
     for (int rank = 0; rank < 40; rank++) {
         facts[rank].boot[0] = 'b';
+        facts[rank].pid = (uint64_t)rank;
     }
     CHECK_EQ_I64(cp_transport_choose(facts, 32, true, &got), CP_OK);
     CHECK_EQ_I64(got, CP_TRANSPORT_IPC);
