@@ -58,3 +58,48 @@ TEST(hosts_that_are_calls_ahead)
     world_play_by(play_ahead, 1, 3, &ipcs_apart, CP_ANYTHING, 0, NULL);
     world_play_by(play_ahead, 2, 2, &ipcs_shared, CP_EVEN, 0, NULL);
 }
+
+/* ---- hosts that wait for their device after every step that waits ---- */
+
+/* By rank. */
+static const struct cp_comm_ops *sound[SCENE_MOST_RANKS];
+static struct cp_comm_ops slow[SCENE_MOST_RANKS];
+
+static enum cp_code reached_and_wait(struct cp_comm *comm, int peer, int signal,
+                                     uint64_t value, struct cp_stream *stream)
+{
+    CP_TRY(sound[comm->rank]->reached(comm, peer, signal, value, stream));
+    CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
+    return CP_OK;
+}
+
+static enum cp_code begin_and_wait(struct cp_comm *comm, struct cp_stream *stream)
+{
+    CP_TRY(sound[comm->rank]->begin(comm, stream));
+    CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
+    return CP_OK;
+}
+
+static enum cp_code join_slow(struct world *w, int rank, struct cp_context_parts *parts)
+{
+    enum cp_code code = ipcs_join(w, rank, parts);
+    sound[rank] = parts->comm->ops;
+    slow[rank] = *sound[rank];
+    slow[rank].reached = reached_and_wait;
+    slow[rank].begin = begin_and_wait;
+    parts->comm->ops = &slow[rank];
+    return code;
+}
+
+/* The runtime makes hosts do that where it frees memory, or loads a kernel for the first
+ * time: what comes later in a rank's schedule is enqueued only after what came before has
+ * been done. Nobody may need anything that a peer enqueues behind its own wait. */
+TEST(hosts_that_wait_for_every_wait)
+{
+    struct world_transport transport = ipcs;
+    transport.join = join_slow;
+    play(&transport, 3, 1);
+    play(&transport, 1, 3);
+    play(&transport, 2, 2);
+    play(&transport, 4, 1);
+}
