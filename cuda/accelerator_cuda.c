@@ -171,7 +171,14 @@ static enum cp_code choose(const struct cp_connect_args *args,
     return *out == CP_TRANSPORT_NCCL ? check_gpus(args) : CP_OK;
 }
 
-/* The others are on their way. */
+/* What goes wrong on this rank alone: the others are on their way. */
+static void give_up(const struct cp_connect_args *args)
+{
+    struct cp_status reason = *cp_last_error();
+    reason.rank = reason.rank < 0 ? args->watch->rank : reason.rank;
+    cp_watch_poison(args->watch, &reason);
+}
+
 static enum cp_code connect(const struct cp_connect_args *args,
                             const struct cp_transport_facts *facts,
                             enum cp_transport_kind kind, struct cp_device **device,
@@ -184,9 +191,7 @@ static enum cp_code connect(const struct cp_connect_args *args,
                                         : connect_by_nccl(args, facts, comm);
     }
     if (code != CP_OK) {
-        struct cp_status reason = *cp_last_error();
-        reason.rank = reason.rank < 0 ? args->watch->rank : reason.rank;
-        cp_watch_poison(args->watch, &reason);
+        give_up(args);
         cp_device_cuda_destroy(&made);
         return code;
     }
@@ -200,13 +205,17 @@ static enum cp_code cuda_connect(const struct cp_connect_args *args,
     int world = args->watch->world;
     enum cp_transport_kind kind = CP_TRANSPORT_NCCL;
     void *block = NULL;
-    CP_TRY(cp_mem_create((size_t)world * sizeof(struct cp_transport_facts), "offers",
-                         &block));
+    enum cp_code code = cp_mem_create((size_t)world * sizeof(struct cp_transport_facts),
+                                      "offers", &block);
+    if (code != CP_OK) {
+        give_up(args);
+        return code;
+    }
     struct cp_transport_facts *facts = block;
     for (int rank = 0; rank < world; rank++) {
         facts[rank] = offer_of(args, rank).facts;
     }
-    enum cp_code code = choose(args, facts, &kind);
+    code = choose(args, facts, &kind);
     if (code == CP_OK && kind == CP_TRANSPORT_NCCL &&
         offer_of(args, 0).is_for_nccl == 0) {
         code = CP_AGAIN;

@@ -13,6 +13,10 @@ struct comm_ipc {
     struct cp_ipc_ends ends;
     int device;
     uint64_t left; /* calls that have been enqueued as a whole, the same on all ranks */
+    struct cp_stream
+        *streams[CP_IPC_STREAMS]; /* of the call that is begun: the caller's
+                                                  first */
+    int stream_count;
 };
 
 static struct comm_ipc *ipc_of(struct cp_comm *comm)
@@ -34,6 +38,20 @@ static uint64_t current_call(const struct cp_watch *watch)
                ? atomic_load_explicit(&watch->recorder->flight->call,
                                       memory_order_relaxed)
                : 0;
+}
+
+/* Whatever reads a window is on a stream on which something was waited for, or on the
+ * caller's. */
+static void note_stream(struct comm_ipc *self, struct cp_stream *stream)
+{
+    int at = 0;
+    while (at < self->stream_count && self->streams[at] != stream) {
+        at += 1;
+    }
+    if (at == self->stream_count && at < CP_IPC_STREAMS) {
+        self->streams[at] = stream;
+        self->stream_count += 1;
+    }
 }
 
 /* ---- on the own device ---- */
@@ -62,6 +80,8 @@ static enum cp_code attach(struct comm_ipc *self)
 static enum cp_code begin(struct comm_ipc *self, struct cp_stream *stream)
 {
     CP_TRY(cp_ipc_watcher_begin(self->watcher));
+    self->stream_count = 0;
+    note_stream(self, stream);
     return self->left == 0 || self->head.world == 1
                ? CP_OK
                : cp_ipc_await(&self->ends, all_but(self), CP_IPC_LEFT, self->left,
@@ -72,7 +92,7 @@ static enum cp_code end(struct comm_ipc *self, struct cp_stream *stream)
 {
     self->left += 1;
     CP_TRY(cp_ipc_publish(&self->ends, CP_IPC_LEFT, self->left, stream));
-    return cp_ipc_watcher_end(self->watcher, (cudaStream_t)stream);
+    return cp_ipc_watcher_end(self->watcher, &stream, 1);
 }
 
 /* ---- the table ---- */
@@ -111,6 +131,7 @@ static enum cp_code ipc_reached(struct cp_comm *comm, int peer, int signal,
 {
     struct comm_ipc *self = ipc_of(comm);
     int device = self->device, before = device;
+    note_stream(self, stream);
     CP_TRY(cp_cuda_enter(device, &before));
     return cp_cuda_leave(device, before,
                          cp_ipc_await(&self->ends, (uint32_t)1 << peer, signal, value,
@@ -143,10 +164,23 @@ static enum cp_code ipc_wait(struct cp_comm *comm, const struct cp_comm_wait *wa
                         operation);
 }
 
+/* A call that is begun goes no further. The thread's sentence stays what it is. */
 static void ipc_poison(struct cp_comm *comm, const struct cp_status *reason)
 {
-    cp_watch_poison(ipc_of(comm)->watch, reason);
-    cp_ipc_watcher_break(ipc_of(comm)->watcher);
+    struct comm_ipc *self = ipc_of(comm);
+    struct cp_status own = *cp_last_error();
+    int before = self->device;
+    cp_watch_poison(self->watch, reason);
+    cp_ipc_watcher_break(self->watcher);
+    enum cp_code code = cp_cuda_enter(self->device, &before);
+    if (code == CP_OK) {
+        code = cp_cuda_leave(
+            self->device, before,
+            cp_ipc_watcher_end(self->watcher, self->streams, self->stream_count));
+    }
+    if (code != CP_OK) {
+        (void)cp_fail_as(&own);
+    }
 }
 
 static void ipc_close(struct cp_comm **comm)

@@ -61,12 +61,16 @@ static enum cp_code ask_for_end(struct cp_ipc_watcher *watcher)
     if (watcher->begun != watcher->ended) {
         return CP_AGAIN;
     }
-    cudaError_t error = cudaEventQuery(watcher->last);
-    if (error == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
-        return CP_AGAIN;
+    for (int i = 0; i < CP_IPC_STREAMS; i++) {
+        cudaError_t error = cudaEventQuery(watcher->last[i]);
+        if (error == cudaErrorNotReady) {
+            (void)
+                cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
+            return CP_AGAIN;
+        }
+        CP_TRY(cp_cuda_check(error, "a call on the windows of GPUs"));
     }
-    return cp_cuda_check(error, "a call on the windows of GPUs");
+    return CP_OK;
 }
 
 /* "attention, call 7" */
@@ -240,10 +244,23 @@ static enum cp_code make_desk(struct cp_ipc_watcher *watcher)
     return CP_OK;
 }
 
+static enum cp_code make_events(struct cp_ipc_watcher *watcher)
+{
+    for (int i = 0; i < CP_IPC_STREAMS; i++) {
+        CP_TRY(cp_cuda_check(
+            cudaEventCreateWithFlags(&watcher->last[i], cudaEventDisableTiming),
+            "cudaEventCreateWithFlags"));
+    }
+    return CP_OK;
+}
+
+/* What was not made is NULL. */
 static void free_desk(struct cp_ipc_watcher *watcher)
 {
-    if (watcher->last != NULL) {
-        (void)cudaEventDestroy(watcher->last);
+    for (int i = 0; i < CP_IPC_STREAMS; i++) {
+        if (watcher->last[i] != NULL) {
+            (void)cudaEventDestroy(watcher->last[i]);
+        }
     }
     if (watcher->desk != NULL) {
         (void)cudaFreeHost(watcher->desk);
@@ -264,11 +281,7 @@ enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
     watcher->is_idle = true;
     (void)pthread_mutex_init(&watcher->mutex, NULL);
     CP_TRY_GOTO(code, make_desk(watcher), done);
-    CP_TRY_GOTO(
-        code,
-        cp_cuda_check(cudaEventCreateWithFlags(&watcher->last, cudaEventDisableTiming),
-                      "cudaEventCreateWithFlags"),
-        done);
+    CP_TRY_GOTO(code, make_events(watcher), done);
     CP_TRY_GOTO(
         code,
         cp_ipc_memory_init(&watcher->memory, args->watch, args->boards, args->peers),
@@ -316,12 +329,20 @@ enum cp_code cp_ipc_watcher_begin(struct cp_ipc_watcher *watcher)
     return CP_OK;
 }
 
-enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher, cudaStream_t stream)
+enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
+                                struct cp_stream *const *streams, int count)
 {
+    enum cp_code code = CP_OK;
     lock(watcher);
-    enum cp_code code = cp_cuda_check(cudaEventRecord(watcher->last, stream),
-                                      "cudaEventRecord behind a call");
-    watcher->ended += code == CP_OK;
+    for (int i = 0; i < count && watcher->begun != watcher->ended && code == CP_OK;
+         i++) {
+        code =
+            cp_cuda_check(cudaEventRecord(watcher->last[i], (cudaStream_t)streams[i]),
+                          "cudaEventRecord behind a call");
+    }
+    if (code == CP_OK) {
+        watcher->ended = watcher->begun;
+    }
     unlock(watcher);
     return code;
 }
@@ -349,7 +370,7 @@ static bool end_work(struct cp_ipc_watcher *watcher)
     }
     cp_ipc_watcher_break(watcher);
     if (watcher->begun != watcher->ended) {
-        /* No event stands for a call that was not enqueued as a whole. */
+        /* No event stands for its work: the device did not take one. */
         (void)cudaDeviceSynchronize();
         (void)cudaGetLastError();
         return true;

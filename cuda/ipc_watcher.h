@@ -16,7 +16,11 @@
 #include <pthread.h>
 
 #include "base/worker.h"
+#include "device/device.h"
 #include "ipc_memory.h"
+
+/* On how many streams a call's work is at most: the device's lanes and the caller's. */
+enum { CP_IPC_STREAMS = CP_DEVICE_LANES + 1 };
 
 /* A wait as it was when it was first seen. */
 struct cp_ipc_seen {
@@ -32,7 +36,7 @@ struct cp_ipc_watcher {
     int device;
     double timeout; /* seconds that a wait may take once it is noted */
     struct cp_worker worker;
-    cudaEvent_t last; /* owned; behind the last call that was enqueued as a whole */
+    cudaEvent_t last[CP_IPC_STREAMS]; /* owned; behind the last call that has ended */
 
     pthread_mutex_t mutex;
     struct cp_ipc_memory memory;
@@ -57,9 +61,11 @@ CP_NODISCARD enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args
 
 /* A call is going to be enqueued. Fails where the context is broken. */
 CP_NODISCARD enum cp_code cp_ipc_watcher_begin(struct cp_ipc_watcher *watcher);
-/* All of it has been, and ends when `stream` has done what it was given. */
+/* All of it has been, or no more will be: it is over when these streams, at most
+ * CP_IPC_STREAMS, have done what they were given. Nothing where no call is begun. */
 CP_NODISCARD enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
-                                             cudaStream_t stream);
+                                             struct cp_stream *const *streams,
+                                             int count);
 
 /* After the context has been poisoned: ends all waits. */
 void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher);

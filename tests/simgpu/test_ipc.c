@@ -338,6 +338,24 @@ TEST(close_ends_the_waits_of_half_a_call)
     rig_fini(&rig);
 }
 
+/* A context that says so lets go of the others' memory, before it is closed itself. */
+TEST(half_a_call_holds_nobody_up)
+{
+    static struct rig rig;
+    struct cp_status reason = {.code = CP_ERR_VALUE, .rank = 0, .text = "it broke"};
+    rig_init(&rig, true, 30.0);
+    CHECK_EQ_I64(begin(&rig, 0), CP_OK);
+    CHECK_EQ_I64(await(&rig, 0, 1, 1), CP_OK);
+    (void)cp_fail(CP_ERR_VALUE, "it broke");
+    rig.comm[0]->ops->poison(rig.comm[0], &reason);
+    CHECK_EQ_STR(cp_last_error()->text, "it broke");
+    int64_t start_ns = cp_now_ns();
+    rig.comm[1]->ops->close(&rig.comm[1]);
+    CHECK(cp_now_ns() - start_ns < 1500000000);
+    CHECK_EQ_I64(simgpu_live().mappings, 4); /* of ranks 0 and 2 */
+    rig_fini(&rig);
+}
+
 /* In a sound context too: nobody else ends them. */
 TEST(close_ends_the_waits_of_a_whole_call)
 {

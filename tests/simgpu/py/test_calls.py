@@ -23,7 +23,7 @@ RINGS = {
     "unified2x2": {"ring_degree": 2, "ulysses_degree": 2},
     "unified3x2": {"ring_degree": 3, "ulysses_degree": 2, "unified_anything": True},
 }
-MALLOC = b"cudaMalloc"  # borrowed by the runtime
+MALLOC, KERNEL = b"cudaMalloc", b"kernel"  # borrowed by the runtime
 KINDS = {"capsules": sim.Array, "exchange table": sim.Fast}
 
 
@@ -378,3 +378,29 @@ def test_a_gpu_without_memory_for_a_window(gpus_of_ipc):
     for whole in ranks.run(gather):
         assert np.array_equal(whole, np.concatenate([x, x], 1))
     works(ranks, sim.Fast)
+
+
+@pytest.mark.parametrize(
+    "function", ["cudaHostAlloc", "cudaHostGetDevicePointer", "cudaIpcGetMemHandle", "cudaDeviceEnablePeerAccess"]
+)
+def test_what_fails_while_windows_are_made(gpus_of_ipc, function):
+    """On one rank: all raise at once, and the context says why it is broken."""
+    ranks = gpus_of_ipc(ring_degree=2, timeout=20)
+    name = function.encode()  # borrowed by the runtime
+    LIB.simgpu_fail_call(name, 0, 719)
+    caught = ranks.errors(attend(ranks, sim.Array))
+    LIB.simgpu_fail_call(name, -1, 0)
+    assert all(isinstance(e, _C.Error) and "unspecified launch failure" in str(e) for e in caught), caught
+    refused(ranks, sim.Array, _C.CommError, "broken", "unspecified launch failure")
+
+
+@pytest.mark.parametrize("count", range(0, 12, 3))
+def test_a_kernel_that_fails_between_windows(gpus_of_ipc, count):
+    """The other rank's GPU, which waits for it, is let go long before the deadline; its next call raises."""
+    ranks = gpus_of_ipc(ring_degree=2, timeout=20)
+    works(ranks, sim.Fast)
+    LIB.simgpu_fail_call(KERNEL, count, 719)
+    caught = ranks.errors(attend(ranks, sim.Fast))
+    LIB.simgpu_fail_call(KERNEL, -1, 0)
+    assert any(caught), caught
+    refused(ranks, sim.Fast, _C.CommError, "broken", "unspecified launch failure")
