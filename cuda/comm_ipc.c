@@ -30,16 +30,6 @@ static uint32_t all_but(const struct comm_ipc *self)
     return all & ~((uint32_t)1 << self->head.rank);
 }
 
-/* The call that this rank is in, as in struct cp_flight; 0: nobody notes it. */
-static uint64_t current_call(const struct cp_watch *watch)
-{
-    /* relaxed: the thread's own store. */
-    return watch->recorder != NULL && watch->recorder->flight != NULL
-               ? atomic_load_explicit(&watch->recorder->flight->call,
-                                      memory_order_relaxed)
-               : 0;
-}
-
 /* Whatever reads a window is on a stream on which something was waited for, or on the
  * caller's. */
 static void note_stream(struct comm_ipc *self, struct cp_stream *stream)
@@ -85,7 +75,7 @@ static enum cp_code begin(struct comm_ipc *self, struct cp_stream *stream)
     return self->left == 0 || self->head.world == 1
                ? CP_OK
                : cp_ipc_await(&self->ends, all_but(self), CP_IPC_LEFT, self->left,
-                              current_call(self->watch), stream);
+                              cp_recorder_call(self->watch->recorder), stream);
 }
 
 static enum cp_code end(struct comm_ipc *self, struct cp_stream *stream)
@@ -135,7 +125,7 @@ static enum cp_code ipc_reached(struct cp_comm *comm, int peer, int signal,
     CP_TRY(cp_cuda_enter(device, &before));
     return cp_cuda_leave(device, before,
                          cp_ipc_await(&self->ends, (uint32_t)1 << peer, signal, value,
-                                      current_call(self->watch), stream));
+                                      cp_recorder_call(self->watch->recorder), stream));
 }
 
 static enum cp_code ipc_begin(struct cp_comm *comm, struct cp_stream *stream)

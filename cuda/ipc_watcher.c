@@ -34,14 +34,6 @@ static void unlock(struct cp_ipc_watcher *watcher)
     (void)pthread_mutex_unlock(&watcher->mutex);
 }
 
-/* Without touching the thread's last error. */
-static bool is_poisoned(const struct cp_watch *watch)
-{
-    /* acquire: pairs with the release in cp_watch_poison. */
-    return atomic_load_explicit(&watch->poison->state, memory_order_acquire) !=
-           CP_POISON_NONE;
-}
-
 /* The GPU's side of these words is cuda/system_word.cuh. */
 static uint64_t load(const uint64_t *word)
 {
@@ -71,17 +63,6 @@ static enum cp_code ask_for_end(struct cp_ipc_watcher *watcher)
         CP_TRY(cp_cuda_check(error, "a call on the windows of GPUs"));
     }
     return CP_OK;
-}
-
-/* "attention, call 7" */
-static void name_call(uint64_t call, char *text, size_t size)
-{
-    if (call == 0) {
-        (void)snprintf(text, size, "an exchange");
-        return;
-    }
-    (void)snprintf(text, size, "%s, call %llu", cp_op_name((enum cp_op)(call & 0xff)),
-                   (unsigned long long)(call >> 8));
 }
 
 /* What a wait has noted; true where it is the one that was seen before. */
@@ -118,7 +99,7 @@ static enum cp_code fail_late(const struct cp_ipc_watcher *watcher, uint64_t cal
             count += 1;
         }
     }
-    name_call(call, name, sizeof name);
+    cp_flight_name_call(call, name, sizeof name);
     cp_watch_report(watch, all, sizeof all);
     return cp_fail_rank(CP_ERR_TIMEOUT, watch->rank,
                         "rank %d waited more than %.1f s for rank%s %s in %s (on its "
@@ -142,7 +123,7 @@ static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
     if (now_ns - seen->dead_ns < dead_ns) {
         return CP_OK;
     }
-    name_call(call, name, sizeof name);
+    cp_flight_name_call(call, name, sizeof name);
     return cp_fail_rank(CP_ERR_COMM, rank,
                         "rank %d is gone (its process ended or it closed its context) "
                         "while rank %d waited for it in %s (on its GPU)",
@@ -364,7 +345,8 @@ static bool drain(struct cp_ipc_watcher *watcher, int64_t until_ns)
  * has failed does nothing. */
 static bool end_work(struct cp_ipc_watcher *watcher)
 {
-    bool is_sound = watcher->begun == watcher->ended && !is_poisoned(watcher->watch);
+    bool is_sound =
+        watcher->begun == watcher->ended && !cp_watch_is_poisoned(watcher->watch);
     if (is_sound && drain(watcher, cp_now_ns() + drain_ns)) {
         return true;
     }
