@@ -1,24 +1,26 @@
-/* What a rank offers is which GPU it has, and which communicator of the caller's it could
- * be connected by; rank 0 adds the id by which NCCL's ranks meet where not all have one.
- * NCCL is opened once, by the first offer, and stays for the life of the process. */
+/* What a rank offers are the facts by which the transport is chosen. Where that is NCCL, all
+ * offer once more: which communicator of the caller's they could be connected by, and rank 0
+ * the id by which NCCL's ranks meet where not all have one. NCCL is opened once, when an
+ * offer needs it, and stays for the life of the process. */
 #include "accelerator_cuda.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
+#include "comm_ipc.h"
 #include "comm_nccl.h"
 #include "cuda_check.h"
 #include "device_cuda.h"
 #include "kernel_cuda.h"
+#include "transport.h"
 
 struct offer {
-    ncclUniqueId id; /* rank 0's */
-    char gpu[16];    /* its UUID */
-    char name[256];
-    char group[64]; /* "": none that fits */
-    int32_t ordinal;
+    struct cp_transport_facts facts;
+    int32_t is_for_nccl; /* the rest is there */
+    ncclUniqueId id;     /* rank 0's */
+    char group[64];      /* "": none that fits */
 };
 _Static_assert(sizeof(struct offer) <= CP_OFFER_BYTES, "an offer must fit");
 
@@ -39,31 +41,32 @@ static enum cp_code open_nccl(const struct cp_nccl **out)
 
 /* ---- offers ---- */
 
-static enum cp_code describe(int ordinal, struct offer *offer)
+/* What is of NCCL alone. */
+static enum cp_code offer_nccl(int rank, int world, const struct cp_group *group,
+                               struct offer *offer)
 {
-    struct cudaDeviceProp properties;
-    CP_TRY(cp_cuda_check_ordinal(ordinal));
-    CP_TRY(cp_cuda_check(cudaGetDeviceProperties(&properties, ordinal),
-                         "cudaGetDeviceProperties"));
-    offer->ordinal = ordinal;
-    memcpy(offer->gpu, properties.uuid.bytes, sizeof offer->gpu);
-    (void)snprintf(offer->name, sizeof offer->name, "%.255s", properties.name);
+    const struct cp_nccl *library = NULL;
+    CP_TRY(open_nccl(&library));
+    offer->is_for_nccl = 1;
+    if (rank == 0) {
+        CP_TRY(cp_comm_nccl_id(library, &offer->id));
+    }
+    if (cp_nccl_parent_fits(library, group, rank, world, offer->facts.ordinal)) {
+        memcpy(offer->group, group->name, sizeof offer->group);
+    }
     return CP_OK;
 }
 
+/* Another round is for NCCL alone. */
 static enum cp_code cuda_offer(int ordinal, int rank, int world,
-                               const struct cp_group *group, struct cp_offer *out)
+                               const struct cp_group *group,
+                               const struct cp_offer *before, struct cp_offer *out)
 {
-    const struct cp_nccl *library = NULL;
     struct offer offer;
     memset(&offer, 0, sizeof offer);
-    CP_TRY(describe(ordinal, &offer));
-    CP_TRY(open_nccl(&library));
-    if (rank == 0) {
-        CP_TRY(cp_comm_nccl_id(library, &offer.id));
-    }
-    if (cp_nccl_parent_fits(library, group, rank, world, ordinal)) {
-        memcpy(offer.group, group->name, sizeof offer.group);
+    CP_TRY(cp_transport_describe(ordinal, &offer.facts));
+    if (before != NULL) {
+        CP_TRY(offer_nccl(rank, world, group, &offer));
     }
     memcpy(out->bytes, &offer, sizeof offer);
     return CP_OK;
@@ -73,7 +76,8 @@ static struct offer offer_of(const struct cp_connect_args *args, int rank)
 {
     struct offer offer;
     memcpy(&offer, args->offers[rank].bytes, sizeof offer);
-    offer.name[sizeof offer.name - 1] = '\0';
+    offer.facts.name[sizeof offer.facts.name - 1] = '\0';
+    offer.facts.boot[sizeof offer.facts.boot - 1] = '\0';
     return offer;
 }
 
@@ -84,12 +88,13 @@ static bool may_share(void)
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-static enum cp_code check_offers(const struct cp_connect_args *args)
+/* NCCL wants a GPU for each rank. */
+static enum cp_code check_gpus(const struct cp_connect_args *args)
 {
     for (int rank = 1; rank < args->watch->world && !may_share(); rank++) {
-        const struct offer own = offer_of(args, rank);
+        const struct cp_transport_facts own = offer_of(args, rank).facts;
         for (int lower = 0; lower < rank; lower++) {
-            const struct offer other = offer_of(args, lower);
+            const struct cp_transport_facts other = offer_of(args, lower).facts;
             if (memcmp(own.gpu, other.gpu, sizeof own.gpu) == 0) {
                 return cp_fail_rank(
                     CP_ERR_VALUE, rank,
@@ -120,11 +125,10 @@ static bool have_group(const struct cp_connect_args *args)
 
 /* ---- the table ---- */
 
-static enum cp_code cuda_connect(const struct cp_connect_args *args,
-                                 struct cp_device **device, struct cp_comm **comm)
+static enum cp_code connect_by_nccl(const struct cp_connect_args *args,
+                                    const struct cp_transport_facts *facts,
+                                    struct cp_comm **out)
 {
-    struct cp_device *made = NULL;
-    CP_TRY(check_offers(args));
     struct cp_comm_nccl_args with = {
         .watch = args->watch,
         .id = offer_of(args, 0).id,
@@ -132,23 +136,95 @@ static enum cp_code cuda_connect(const struct cp_connect_args *args,
         .device = args->ordinal,
         .timeout = args->timeout,
     };
-    enum cp_code code = open_nccl(&with.nccl);
+    (void)facts;
+    CP_TRY(open_nccl(&with.nccl));
+    return cp_comm_nccl_create(&with, out);
+}
+
+static enum cp_code connect_by_ipc(const struct cp_connect_args *args,
+                                   const struct cp_transport_facts *facts,
+                                   struct cp_comm **out)
+{
+    struct cp_ipc_peer peers[CP_IPC_RANKS];
+    for (int rank = 0; rank < args->watch->world; rank++) {
+        peers[rank] = (struct cp_ipc_peer){
+            .device = facts[rank].ordinal,
+            .is_local = cp_transport_is_local(&facts[rank], &facts[args->watch->rank]),
+        };
+    }
+    struct cp_comm_ipc_args with = {
+        .watch = args->watch,
+        .boards = args->boards,
+        .peers = peers,
+        .device = args->ordinal,
+        .timeout = args->timeout,
+    };
+    return cp_comm_ipc_create(&with, out);
+}
+
+/* What the offers show to be wrong is the same on all ranks. */
+static enum cp_code choose(const struct cp_connect_args *args,
+                           const struct cp_transport_facts *facts,
+                           enum cp_transport_kind *out)
+{
+    CP_TRY(cp_transport_choose(facts, args->watch->world, args->boards != NULL, out));
+    return *out == CP_TRANSPORT_NCCL ? check_gpus(args) : CP_OK;
+}
+
+/* What goes wrong on this rank alone: the others are on their way. */
+static void give_up(const struct cp_connect_args *args)
+{
+    struct cp_status reason = *cp_last_error();
+    reason.rank = reason.rank < 0 ? args->watch->rank : reason.rank;
+    cp_watch_poison(args->watch, &reason);
+}
+
+static enum cp_code connect(const struct cp_connect_args *args,
+                            const struct cp_transport_facts *facts,
+                            enum cp_transport_kind kind, struct cp_device **device,
+                            struct cp_comm **comm)
+{
+    struct cp_device *made = NULL;
+    enum cp_code code = cp_device_cuda_create(args->ordinal, &made);
     if (code == CP_OK) {
-        code = cp_device_cuda_create(args->ordinal, &made);
+        code = kind == CP_TRANSPORT_IPC ? connect_by_ipc(args, facts, comm)
+                                        : connect_by_nccl(args, facts, comm);
     }
     if (code != CP_OK) {
-        struct cp_status reason = *cp_last_error(); /* the others are on their way */
-        reason.rank = args->watch->rank;
-        cp_watch_poison(args->watch, &reason);
-        return code;
-    }
-    code = cp_comm_nccl_create(&with, comm);
-    if (code != CP_OK) {
+        give_up(args);
         cp_device_cuda_destroy(&made);
         return code;
     }
     *device = made;
     return CP_OK;
+}
+
+static enum cp_code cuda_connect(const struct cp_connect_args *args,
+                                 struct cp_device **device, struct cp_comm **comm)
+{
+    int world = args->watch->world;
+    enum cp_transport_kind kind = CP_TRANSPORT_NCCL;
+    void *block = NULL;
+    enum cp_code code = cp_mem_create((size_t)world * sizeof(struct cp_transport_facts),
+                                      "offers", &block);
+    if (code != CP_OK) {
+        give_up(args);
+        return code;
+    }
+    struct cp_transport_facts *facts = block;
+    for (int rank = 0; rank < world; rank++) {
+        facts[rank] = offer_of(args, rank).facts;
+    }
+    code = choose(args, facts, &kind);
+    if (code == CP_OK && kind == CP_TRANSPORT_NCCL &&
+        offer_of(args, 0).is_for_nccl == 0) {
+        code = CP_AGAIN;
+    }
+    if (code == CP_OK) {
+        code = connect(args, facts, kind, device, comm);
+    }
+    cp_mem_destroy(&block);
+    return code;
 }
 
 static enum cp_code cuda_follow(int ordinal, struct cp_stream *stream,

@@ -169,14 +169,9 @@ static enum cp_code wait_for_room(struct comm_nccl *self)
     return cp_watch_wait(self->watch, &wait, cp_deadline_in(self->timeout));
 }
 
-/* The call that this rank is in, as in struct cp_flight; 0: nobody notes it. */
 static uint64_t current_call(const struct cp_watch *watch)
 {
-    /* relaxed: the thread's own store. */
-    return watch->recorder != NULL && watch->recorder->flight != NULL
-               ? atomic_load_explicit(&watch->recorder->flight->call,
-                                      memory_order_relaxed)
-               : 0;
+    return cp_recorder_call(watch->recorder);
 }
 
 /* The mutex is held. `state`: how far NCCL has got with the group. */

@@ -41,14 +41,6 @@ static void pause_a_moment(void)
     (void)nanosleep(&moment, NULL);
 }
 
-/* Without touching the thread's last error. */
-static bool is_poisoned(const struct cp_watch *watch)
-{
-    /* acquire: pairs with the release in cp_watch_poison. */
-    return atomic_load_explicit(&watch->poison->state, memory_order_acquire) !=
-           CP_POISON_NONE;
-}
-
 /* ---- looking; the mutex is held ---- */
 
 /* "rank 2", "ranks 1, 3": the peers of a batch; what does not fit is cut. */
@@ -74,24 +66,12 @@ static void name_peers(const struct cp_nccl_watcher *watcher,
     (void)snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
 }
 
-/* "attention, call 7" */
-static void name_call(const struct cp_nccl_batch *batch, char *text, size_t size)
-{
-    if (batch->call == 0) {
-        (void)snprintf(text, size, "an exchange");
-        return;
-    }
-    (void)snprintf(text, size, "%s, call %llu",
-                   cp_op_name((enum cp_op)(batch->call & 0xff)),
-                   (unsigned long long)(batch->call >> 8));
-}
-
 static enum cp_code fail_late(const struct cp_nccl_watcher *watcher,
                               const struct cp_nccl_batch *batch)
 {
     char peers[256], call[64], all[CP_STATUS_TEXT];
     name_peers(watcher, batch, peers, sizeof peers);
-    name_call(batch, call, sizeof call);
+    cp_flight_name_call(batch->call, call, sizeof call);
     cp_watch_report(watcher->watch, all, sizeof all);
     return cp_fail_rank(CP_ERR_TIMEOUT, watcher->rank,
                         "rank %d waited more than %.1f s for %s in %s (NCCL batch "
@@ -121,7 +101,7 @@ static enum cp_code look_for_deaths(struct cp_nccl_watcher *watcher,
         return CP_OK;
     }
     char call[64];
-    name_call(batch, call, sizeof call);
+    cp_flight_name_call(batch->call, call, sizeof call);
     return cp_fail_rank(CP_ERR_COMM, dead,
                         "rank %d is gone (its process ended or it closed its context) "
                         "while rank %d waited for it in %s (NCCL batch %llu)",
@@ -418,7 +398,7 @@ void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher)
     struct timespec until = timespec_of(cp_now_ns() + drain_ns + abort_ns);
     lock(w);
     w->is_closing = true;
-    w->is_broken = w->is_broken || is_poisoned(w->watch);
+    w->is_broken = w->is_broken || cp_watch_is_poisoned(w->watch);
     (void)pthread_cond_signal(&w->wake);
     while (!w->has_ended && error == 0) {
         error = pthread_cond_timedwait(&w->changed, &w->mutex, &until);

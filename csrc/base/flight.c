@@ -91,6 +91,26 @@ void cp_recorder_leave(struct cp_recorder *recorder, enum cp_code code)
     }
 }
 
+uint64_t cp_recorder_call(const struct cp_recorder *recorder)
+{
+    /* relaxed: the thread's own store. */
+    return recorder != NULL
+               ? atomic_load_explicit(&recorder->flight->call, memory_order_relaxed)
+               : 0;
+}
+
+void cp_flight_name_call(uint64_t call, char *text, size_t size)
+{
+    struct cp_span span;
+    set_call(&span, call);
+    if (call == 0) {
+        (void)snprintf(text, size, "an exchange");
+    } else {
+        (void)snprintf(text, size, "%s, call %" PRIu64, cp_op_name((enum cp_op)span.op),
+                       span.call);
+    }
+}
+
 /* The writer's last event; there is one. */
 static struct cp_event *newest(struct cp_flight *flight)
 {

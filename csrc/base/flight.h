@@ -73,6 +73,12 @@ void cp_recorder_end(struct cp_recorder *recorder);
  * back. */
 void cp_recorder_still(struct cp_recorder *recorder, int peer);
 
+/* The call that the rank is in, or was in last, as in struct cp_flight; 0: nobody knows. For
+ * the thread that enters and leaves. */
+uint64_t cp_recorder_call(const struct cp_recorder *recorder);
+/* "attention, call 7"; "an exchange" for 0. */
+void cp_flight_name_call(uint64_t call, char *text, size_t size);
+
 /* Any rank may ask these of any other's. */
 /* How many events there have been; the last CP_FLIGHT_EVENTS of them can be read. */
 uint64_t cp_flight_count(const struct cp_flight *flight);

@@ -75,10 +75,8 @@ struct waiter {
 static bool is_ready_or_poisoned(const void *arg)
 {
     const struct waiter *waiter = arg;
-    /* acquire: pairs with the release in cp_watch_poison. */
     return waiter->wait->is_ready(waiter->wait->arg) ||
-           atomic_load_explicit(&waiter->watch->poison->state, memory_order_acquire) !=
-               CP_POISON_NONE;
+           cp_watch_is_poisoned(waiter->watch);
 }
 
 void cp_watch_poison(struct cp_watch *watch, const struct cp_status *status)
@@ -97,6 +95,13 @@ void cp_watch_poison(struct cp_watch *watch, const struct cp_status *status)
     /* release: pairs with the acquire in cp_watch_check. */
     atomic_store_explicit(&poison->state, CP_POISON_SET, memory_order_release);
     cp_bell_ring(watch->bell);
+}
+
+bool cp_watch_is_poisoned(const struct cp_watch *watch)
+{
+    /* acquire: pairs with the release in cp_watch_poison. */
+    return atomic_load_explicit(&watch->poison->state, memory_order_acquire) !=
+           CP_POISON_NONE;
 }
 
 enum cp_code cp_watch_check(const struct cp_watch *watch)

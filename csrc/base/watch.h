@@ -84,6 +84,9 @@ void cp_bell_sleep(struct cp_bell *bell, bool (*has_news)(const void *arg),
 /* The first reason wins; a later one is dropped. Rings the bell. */
 void cp_watch_poison(struct cp_watch *watch, const struct cp_status *status);
 
+/* Has it been? The calling thread's error stays what it is. */
+bool cp_watch_is_poisoned(const struct cp_watch *watch);
+
 /* CP_OK, or the poison as the calling thread's error. */
 CP_NODISCARD enum cp_code cp_watch_check(const struct cp_watch *watch);
 

@@ -3,10 +3,11 @@
  *
  * Two groups of entries, each optional as a whole; at least one is there. One-sided:
  * every rank has a window that the others read in place, and a few counters that only
- * grow. Every call uses the window from its start: the gate before it says that all
- * ranks have left the call before. Two-sided: batches of sends and receives. Whatever
- * fails once stays failed: the watch is poisoned, and every later wait says why.
- * `stream` is a device's lane, NULL on the host. One thread at a time. */
+ * grow. Every call uses the window from its start: on the host the gate before it says
+ * that all ranks have left the call before, on a device `begin` and `end` do. Two-sided:
+ * batches of sends and receives. Whatever fails once stays failed: the watch is poisoned,
+ * and every later wait says why. `stream` is a device's lane, NULL on the host. One
+ * thread at a time. */
 #ifndef CP_COMM_COMM_H
 #define CP_COMM_COMM_H
 
@@ -16,7 +17,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_COMM_ABI = 1, CP_SIGNALS = 4 };
+enum { CP_COMM_ABI = 2, CP_SIGNALS = 4 };
 
 struct cp_stream;
 struct cp_comm;
@@ -44,16 +45,24 @@ struct cp_comm_ops {
     /* Makes at least `bytes` of the own window usable. CP_ERR_NO_MEMORY. Never blocks
      * on a peer. */
     enum cp_code (*reserve)(struct cp_comm *comm, size_t bytes);
-    /* Where that rank's window lies here. Valid until close, though the window grows.
-     * Only the own window may be written. */
+    /* (optional) What ranks have reserved comes into use: called after each has and knows
+     * that all have. A failure is for this rank alone to tell. Never blocks on a peer. */
+    enum cp_code (*attach)(struct cp_comm *comm);
+    /* Where that rank's window lies here; asked anew in every call. Valid until close,
+     * though the window grows. Only the own window may be written. */
     void *(*window)(struct cp_comm *comm, int rank);
     /* The own counter becomes `value`, after all that was written before (release). */
-    void (*publish)(struct cp_comm *comm, int signal, uint64_t value,
-                    struct cp_stream *stream);
-    /* Has that rank's counter reached `value` (acquire)? Devices enqueue the wait on
-     * `stream` and say yes. */
-    bool (*reached)(struct cp_comm *comm, int peer, int signal, uint64_t value,
-                    struct cp_stream *stream);
+    enum cp_code (*publish)(struct cp_comm *comm, int signal, uint64_t value,
+                            struct cp_stream *stream);
+    /* CP_OK: that rank's counter has reached `value` (acquire). CP_AGAIN: not yet.
+     * Devices enqueue the wait on `stream` and say CP_OK. */
+    enum cp_code (*reached)(struct cp_comm *comm, int peer, int signal, uint64_t value,
+                            struct cp_stream *stream);
+    /* (optional, on devices) Around all that a call enqueues: `stream` goes on once the
+     * windows are free of the call before; and all that it was given has been done when
+     * this rank counts as having left the call. */
+    enum cp_code (*begin)(struct cp_comm *comm, struct cp_stream *stream);
+    enum cp_code (*end)(struct cp_comm *comm, struct cp_stream *stream);
 
     /* Two-sided group. */
     /* Posts a batch: all of it may move at the same time, batches between two ranks in

@@ -56,19 +56,20 @@ static void *self_window(struct cp_comm *comm, int rank)
     return self_of(comm)->base;
 }
 
-static void self_publish(struct cp_comm *comm, int signal, uint64_t value,
-                         struct cp_stream *stream)
+static enum cp_code self_publish(struct cp_comm *comm, int signal, uint64_t value,
+                                 struct cp_stream *stream)
 {
     (void)stream;
     self_of(comm)->counter[signal] = value;
+    return CP_OK;
 }
 
-static bool self_reached(struct cp_comm *comm, int peer, int signal, uint64_t value,
-                         struct cp_stream *stream)
+static enum cp_code self_reached(struct cp_comm *comm, int peer, int signal,
+                                 uint64_t value, struct cp_stream *stream)
 {
     (void)peer;
     (void)stream;
-    return self_of(comm)->counter[signal] >= value;
+    return self_of(comm)->counter[signal] >= value ? CP_OK : CP_AGAIN;
 }
 
 static enum cp_code self_wait(struct cp_comm *comm, const struct cp_comm_wait *waits,

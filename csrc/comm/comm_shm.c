@@ -229,8 +229,8 @@ static void *shm_window(struct cp_comm *comm, int rank)
     return shm_of(comm)->windows[rank].base + page_bytes();
 }
 
-static void shm_publish(struct cp_comm *comm, int signal, uint64_t value,
-                        struct cp_stream *stream)
+static enum cp_code shm_publish(struct cp_comm *comm, int signal, uint64_t value,
+                                struct cp_stream *stream)
 {
     struct comm_shm *shm = shm_of(comm);
     (void)stream;
@@ -240,6 +240,7 @@ static void shm_publish(struct cp_comm *comm, int signal, uint64_t value,
                           memory_order_release);
     CP_POINT("shm: before ringing");
     cp_bell_ring(shm->watch->bell);
+    return CP_OK;
 }
 
 static bool has_reached(const struct comm_shm *shm, int peer, int signal,
@@ -250,11 +251,11 @@ static bool has_reached(const struct comm_shm *shm, int peer, int signal,
                                 memory_order_acquire) >= value;
 }
 
-static bool shm_reached(struct cp_comm *comm, int peer, int signal, uint64_t value,
-                        struct cp_stream *stream)
+static enum cp_code shm_reached(struct cp_comm *comm, int peer, int signal,
+                                uint64_t value, struct cp_stream *stream)
 {
     (void)stream;
-    return has_reached(shm_of(comm), peer, signal, value);
+    return has_reached(shm_of(comm), peer, signal, value) ? CP_OK : CP_AGAIN;
 }
 
 struct shm_wait {

@@ -20,7 +20,8 @@ struct cp_page {
 size_t cp_page_bytes(int world)
 {
     return sizeof(struct cp_page) +
-           (size_t)world * (sizeof(struct place) + sizeof(struct cp_flight));
+           (size_t)world * (sizeof(struct place) + sizeof(struct cp_flight) +
+                            sizeof(struct cp_board));
 }
 
 struct cp_bell *cp_page_bell(struct cp_page *page)
@@ -36,6 +37,11 @@ struct cp_poison *cp_page_poison(struct cp_page *page)
 struct cp_flight *cp_page_flights(struct cp_page *page, int world)
 {
     return (struct cp_flight *)&page->rank[world];
+}
+
+struct cp_board *cp_page_boards(struct cp_page *page, int world)
+{
+    return (struct cp_board *)(cp_page_flights(page, world) + world);
 }
 
 static struct cp_record *record_at(struct cp_page *page, int rank, uint64_t seq)

@@ -2,10 +2,10 @@
  * data moves.
  *
  * All ranks share one page. It holds, for each rank, two records by parity of the
- * sequence number, the bell and the poison of base/watch.h, and
- * every rank's flight recorder:
+ * sequence number, the bell and the poison of base/watch.h,
+ * every rank's flight recorder, and every rank's board:
  *
- *     page: bell | poison | rank 0: even, odd | rank 1: even, odd | ... | flights
+ *     page: bell | poison | rank 0: even, odd | rank 1: even, odd | ... | flights | boards
  *
  * A rank writes its record n into place n mod 2, then stores n as the record's seq
  * (release); it reads the others' once their seq is n (acquire). It may overwrite
@@ -17,6 +17,7 @@
 
 #include <stddef.h>
 
+#include "base/board.h"
 #include "base/record.h"
 #include "base/watch.h"
 
@@ -27,6 +28,8 @@ size_t cp_page_bytes(int world);
 struct cp_bell *cp_page_bell(struct cp_page *page);
 struct cp_poison *cp_page_poison(struct cp_page *page);
 struct cp_flight *cp_page_flights(struct cp_page *page, int world); /* (world) */
+/* (world) Not kept equal where each rank has a page of its own (control/replica.h). */
+struct cp_board *cp_page_boards(struct cp_page *page, int world);
 
 /* A rank's record of exchange `seq`. Written by the rank itself, in a replica of the
  * page (control/replica.h) by whoever keeps it; rings the bell. */

@@ -3,12 +3,13 @@
 #ifndef CP_EXEC_ACCELERATOR_H
 #define CP_EXEC_ACCELERATOR_H
 
+#include "base/board.h"
 #include "base/watch.h"
 #include "comm/comm.h"
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 3, CP_OFFER_BYTES = 512 };
+enum { CP_ACCELERATOR_ABI = 4, CP_OFFER_BYTES = 768 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */
@@ -30,7 +31,9 @@ struct cp_connect_args {
     const struct cp_offer *offers; /* (world), borrowed for the call */
     const struct cp_group *group;  /* the one that was offered */
     struct cp_watch *watch;        /* borrowed; must outlive the communicator */
-    double timeout;                /* seconds */
+    struct cp_board
+        *boards;    /* (world) what the ranks share, or NULL; borrowed likewise */
+    double timeout; /* seconds */
 };
 
 /* Whose memory a context uses on a device: a framework's, which would otherwise keep for
@@ -52,10 +55,13 @@ struct cp_accelerator {
     enum cp_code (*check)(int ordinal);
     /* Of what kind it is: 80 for sm_80. */
     enum cp_code (*generation)(int ordinal, int *out);
-    /* Of rank `rank` of `world`, with that device. Waits for nobody. */
+    /* Of rank `rank` of `world`, with that device. Waits for nobody. `before`: (world) what
+     * all have offered before, where they are asked once more, or NULL. */
     enum cp_code (*offer)(int ordinal, int rank, int world,
-                          const struct cp_group *group, struct cp_offer *out);
-    /* All ranks call it with the same offers. What they show to be wrong is the same error
+                          const struct cp_group *group, const struct cp_offer *before,
+                          struct cp_offer *out);
+    /* All ranks call it with the same offers. CP_AGAIN: what follows from them takes
+     * another round of offers. What they show to be wrong is the same error
      * on all ranks, and the context stays usable; what fails later breaks it. The device is
      * given back to `close`, after its communicator has been closed. */
     enum cp_code (*connect)(const struct cp_connect_args *args,

@@ -19,6 +19,7 @@ enum { SIDES = CP_ON_ACCELERATOR + 1 };
 struct cp_context {
     struct cp_context_config config;
     struct cp_gate gate;
+    struct cp_board *boards; /* as in struct cp_context_parts */
     int rank, world;
     struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
@@ -65,6 +66,7 @@ enum cp_code cp_context_create(const struct cp_context_config *config,
     context = block;
     context->config = *config;
     context->gate = parts->gate;
+    context->boards = parts->boards;
     context->rank = comm->rank;
     context->world = comm->world;
     context->sides[CP_ON_HOST] = (struct cp_side){
@@ -317,10 +319,21 @@ static enum cp_code exchange(struct cp_context *context, const struct cp_record 
                             cp_deadline_in(context->config.timeout));
 }
 
+/* The windows that all ranks have by now come into use. */
+static enum cp_code attach(struct cp_context *context)
+{
+    struct cp_comm *comm = context->side->comm;
+    enum cp_code code = comm->ops->attach != NULL ? comm->ops->attach(comm) : CP_OK;
+    if (code != CP_OK) {
+        poison(context);
+    }
+    return code;
+}
+
 /* A signature that is new needs a plan and room, and either may fail on one rank alone.
- * A second exchange tells all ranks whether all have them. It is new to all alike: what
- * a cache holds follows from the calls made so far, and those are the same everywhere.
- */
+ * A second exchange tells all ranks whether all have them; what then goes wrong breaks
+ * the context, since the others go on. It is new to all alike: what a cache holds follows
+ * from the calls made so far, and those are the same everywhere. */
 static enum cp_code prepare(struct cp_context *context, const struct cp_record *mine)
 {
     struct cp_record ready = {.call = mine->call};
@@ -338,6 +351,9 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
     code = exchange(context, &ready);
     if (code == CP_OK) {
         code = cp_agree(context->records, context->world);
+    }
+    if (code == CP_OK) {
+        code = attach(context);
     }
     if (code != CP_OK) {
         cp_plan_entry_clear(&entry);
@@ -410,8 +426,9 @@ static enum cp_code execute(struct cp_context *context,
 /* ---- the first call on the accelerator ---- */
 
 /* All ranks' offers, by a gather on the host. `offers` NULL: there was no memory for them.
- */
-static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers)
+ * `is_again`: it holds those of the round before. */
+static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer *offers,
+                                    bool is_again)
 {
     const int dim = 0;
     const int ordinal = context->sides[CP_ON_ACCELERATOR].ordinal;
@@ -428,9 +445,9 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.call.extent[1] = sizeof own;
     record.sizes[CP_SIZE_ROWS] = 1;
     CP_TRY(cp_context_describe(context, &record));
-    if (offers == NULL ||
-        context->accelerator->offer(ordinal, context->rank, context->world,
-                                    &context->group, &own) != CP_OK) {
+    if (offers == NULL || context->accelerator->offer(
+                              ordinal, context->rank, context->world, &context->group,
+                              is_again ? offers : NULL, &own) != CP_OK) {
         record.status = *cp_last_error(); /* told there: the others are on their way */
     }
     CP_TRY(begin(context, &record));
@@ -453,17 +470,21 @@ static enum cp_code connect_devices(struct cp_context *context)
     void *offers = NULL;
     bool has_room = cp_mem_create((size_t)context->world * sizeof(struct cp_offer),
                                   "offers", &offers) == CP_OK;
-    enum cp_code code = exchange_offers(context, has_room ? offers : NULL);
-    context->call = NULL;
-    if (code == CP_OK) {
-        struct cp_connect_args args = {
-            .ordinal = side->ordinal,
-            .offers = offers,
-            .group = &context->group,
-            .watch = context->gate.watch,
-            .timeout = context->config.timeout,
-        };
-        code = context->accelerator->connect(&args, &device, &comm);
+    struct cp_connect_args args = {
+        .ordinal = side->ordinal,
+        .offers = offers,
+        .group = &context->group,
+        .watch = context->gate.watch,
+        .boards = context->boards,
+        .timeout = context->config.timeout,
+    };
+    enum cp_code code = CP_AGAIN;
+    for (int round = 0; code == CP_AGAIN; round++) {
+        code = exchange_offers(context, has_room ? offers : NULL, round > 0);
+        context->call = NULL;
+        if (code == CP_OK) {
+            code = context->accelerator->connect(&args, &device, &comm);
+        }
     }
     cp_mem_destroy(&offers);
     CP_TRY(code);

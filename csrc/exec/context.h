@@ -66,7 +66,8 @@ struct cp_context_parts {
     struct cp_comm *comm;
     struct cp_device *device;
     struct cp_kernel_list kernels;
-    int threads; /* that calls may use, the caller's with them; 0: one */
+    int threads;             /* that calls may use, the caller's with them; 0: one */
+    struct cp_board *boards; /* (optional, world) memory that all ranks share */
 };
 
 /* The same from parts that exist already, for ranks that are threads. `comm` is taken,

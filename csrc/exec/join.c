@@ -269,6 +269,7 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
         .device = cp_device_cpu(),
         .kernels = {.select = cp_kernel_cpu_select, .limit = isa},
         .threads = args->threads,
+        .boards = args->root == NULL ? cp_page_boards(page, args->world) : NULL,
     };
     CP_TRY_GOTO(code, cp_context_create(&config, &with, &context), done);
     cp_context_stand_on(context, parts, close_parts);

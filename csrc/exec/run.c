@@ -167,12 +167,16 @@ static int event_of(int lane, int32_t done)
 }
 
 /* The caller's stream starts behind the call before this one, which may have come on
- * another stream and uses the same workspace; the lanes behind what the caller's has been
- * given. */
+ * another stream and uses the same workspace, and behind all ranks' where windows are
+ * used again; the lanes behind what the caller's has been given. */
 static enum cp_code fork_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
+    struct cp_comm *comm = run->env.comm;
     CP_TRY(device->ops->await(device, run->env.stream, EVENT_CALLER));
+    if (comm->ops->begin != NULL) {
+        CP_TRY(comm->ops->begin(comm, run->env.stream));
+    }
     CP_TRY(device->ops->record(device, run->env.stream, EVENT_CALLER));
     for (int lane = 0; lane < CP_LANES; lane++) {
         if (lane != CP_LANE_COMPUTE) {
@@ -186,11 +190,15 @@ static enum cp_code fork_lanes(struct cp_run *run)
 static enum cp_code join_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
+    struct cp_comm *comm = run->env.comm;
     for (int lane = 0; lane < CP_LANES; lane++) {
         if (lane != CP_LANE_COMPUTE && run->done[lane] > 0) {
             CP_TRY(device->ops->await(device, run->env.stream,
                                       event_of(lane, run->done[lane])));
         }
+    }
+    if (comm->ops->end != NULL) {
+        CP_TRY(comm->ops->end(comm, run->env.stream));
     }
     return device->ops->record(device, run->env.stream, EVENT_CALLER);
 }
@@ -410,18 +418,16 @@ static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
 
 static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)
 {
-    run->env.comm->ops->publish(run->env.comm, step->signal, counter(run, step->value),
-                                run->stream[step->lane]);
-    return CP_OK;
+    return run->env.comm->ops->publish(run->env.comm, step->signal,
+                                       counter(run, step->value),
+                                       run->stream[step->lane]);
 }
 
 static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
 {
     struct cp_comm *comm = run->env.comm;
     return comm->ops->reached(comm, step->peer, step->signal, counter(run, step->value),
-                              run->stream[step->lane])
-               ? CP_OK
-               : CP_AGAIN;
+                              run->stream[step->lane]);
 }
 
 /* The steps of the group at the cursor, all on this lane: their number, and their

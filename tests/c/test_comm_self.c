@@ -45,11 +45,11 @@ TEST(counters_and_waits)
     const struct cp_comm_ops *ops = comm->ops;
     struct cp_comm_wait waits[2] = {{.signal = 1, .value = 4},
                                     {.signal = 2, .value = 9}};
-    CHECK(!ops->reached(comm, 0, 1, 1, NULL));
-    ops->publish(comm, 1, 4, NULL);
-    CHECK(ops->reached(comm, 0, 1, 4, NULL));
-    CHECK(!ops->reached(comm, 0, 1, 5, NULL));
-    CHECK(!ops->reached(comm, 0, 2, 4, NULL));
+    CHECK_EQ_I64(ops->reached(comm, 0, 1, 1, NULL), CP_AGAIN);
+    CHECK_EQ_I64(ops->publish(comm, 1, 4, NULL), CP_OK);
+    CHECK_EQ_I64(ops->reached(comm, 0, 1, 4, NULL), CP_OK);
+    CHECK_EQ_I64(ops->reached(comm, 0, 1, 5, NULL), CP_AGAIN);
+    CHECK_EQ_I64(ops->reached(comm, 0, 2, 4, NULL), CP_AGAIN);
     CHECK_EQ_I64(ops->wait(comm, waits, 2, "attention", cp_deadline_in(0.0)), CP_OK);
     CHECK_EQ_I64(ops->wait(comm, waits + 1, 1, "attention", cp_deadline_in(0.0)),
                  CP_ERR_INTERNAL);
@@ -69,7 +69,7 @@ TEST(poison_stays)
     CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "x", cp_deadline_in(0.0)),
                  CP_ERR_DEVICE);
     CHECK_EQ_STR(cp_last_error()->text, "first");
-    comm->ops->publish(comm, 0, 1, NULL);
+    CHECK_EQ_I64(comm->ops->publish(comm, 0, 1, NULL), CP_OK);
     CHECK_EQ_I64(comm->ops->wait(comm, &wait, 1, "x", cp_deadline_in(0.0)), CP_OK);
     comm->ops->close(&comm);
 }

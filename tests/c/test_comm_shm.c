@@ -131,7 +131,7 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
             uint32_t value = element(comm->rank, round, i);
             memcpy(own + i * sizeof value, &value, sizeof value);
         }
-        ops->publish(comm, 0, round, NULL);
+        CHECK_EQ_I64(ops->publish(comm, 0, round, NULL), CP_OK);
         for (int turn = 1; turn <= comm->world; turn++) {
             int peer = (comm->rank + turn) % comm->world;
             struct cp_comm_wait wait = {.peer = peer, .signal = 0, .value = round};
@@ -139,7 +139,7 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
                               CP_OK)) {
                 return;
             }
-            CHECK(ops->reached(comm, peer, 0, round, NULL));
+            CHECK_EQ_I64(ops->reached(comm, peer, 0, round, NULL), CP_OK);
             const char *theirs = (const char *)ops->window(comm, peer) + 1;
             for (size_t i = 0; i < count_of(peer, round); i++) {
                 uint32_t value = 0;
@@ -264,7 +264,7 @@ static void body_growth(int rank, void *arg)
                 break;
             }
             memset((char *)ops->window(comm, 0) + first, (int)step, end - first);
-            ops->publish(comm, 3, step, NULL);
+            CHECK_EQ_I64(ops->publish(comm, 3, step, NULL), CP_OK);
         } else {
             struct cp_comm_wait wait = {.peer = 0, .signal = 3, .value = step};
             if (!CHECK_EQ_I64(ops->wait(comm, &wait, 1, "growth", cp_deadline_in(20.0)),
@@ -308,7 +308,7 @@ TEST(a_tiny_reservation_cannot_grow)
     CHECK_EQ_I64(comm->ops->reserve(comm, 2 * page_bytes()), CP_OK);
     /* It does not overlap the counters. */
     memset(comm->ops->window(comm, 0), 1, 2 * page_bytes());
-    CHECK(!comm->ops->reached(comm, 0, CP_SIGNALS - 1, 1, NULL));
+    CHECK_EQ_I64(comm->ops->reached(comm, 0, CP_SIGNALS - 1, 1, NULL), CP_AGAIN);
     comm->ops->close(&comm);
     cp_window_close(&window);
     CHECK(window.base == NULL);
@@ -486,7 +486,7 @@ TEST(any_of_several_waits_ends_it_and_errors_name_the_peer)
     }
     CHECK_EQ_I64(comm[0]->ops->wait(comm[0], &ticket, 1, "x", cp_deadline_in(0.0)),
                  CP_ERR_INTERNAL);
-    comm[2]->ops->publish(comm[2], 1, 5, NULL);
+    CHECK_EQ_I64(comm[2]->ops->publish(comm[2], 1, 5, NULL), CP_OK);
     atomic_store(&rig.is_gone[1], 1);
     CHECK_EQ_I64(comm[0]->ops->wait(comm[0], waits, 2, "step 3", cp_deadline_in(1.0)),
                  CP_OK);

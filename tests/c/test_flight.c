@@ -67,8 +67,25 @@ TEST(a_phrase_follows_the_rank_through_a_call)
     free(flight);
 }
 
+TEST(a_call_is_told_and_named_later)
+{
+    struct cp_flight *flight = flight_new();
+    struct cp_recorder pen = {.flight = flight};
+    char name[64];
+    cp_flight_name_call(cp_recorder_call(&pen), name, sizeof name);
+    CHECK_EQ_STR(name, "an exchange");
+    cp_recorder_enter(&pen, CP_OP_ATTENTION_BACKWARD, 70000);
+    uint64_t call = cp_recorder_call(&pen);
+    cp_recorder_leave(&pen, CP_OK);
+    cp_recorder_enter(&pen, CP_OP_GATHER, 70001);
+    cp_flight_name_call(call, name, sizeof name);
+    CHECK_EQ_STR(name, "attention backward, call 70000");
+    free(flight);
+}
+
 TEST(a_rank_without_a_recorder_notes_nothing)
 {
+    CHECK_EQ_U64(cp_recorder_call(NULL), 0);
     cp_recorder_enter(NULL, CP_OP_ATTENTION, 1);
     cp_recorder_begin(NULL, "plan", -1, -1);
     cp_recorder_still(NULL, 1);

@@ -392,6 +392,13 @@ TEST(records_of_different_ranks_share_no_cache_line)
 {
     CHECK_EQ_U64(sizeof(struct place) % LINE, 0);
     CHECK_EQ_U64(offsetof(struct cp_page, rank) % LINE, 0);
-    CHECK_EQ_U64(cp_page_bytes(3) - cp_page_bytes(2),
-                 sizeof(struct place) + sizeof(struct cp_flight));
+    CHECK_EQ_U64(cp_page_bytes(3) - cp_page_bytes(2), sizeof(struct place) +
+                                                          sizeof(struct cp_flight) +
+                                                          sizeof(struct cp_board));
+    /* The last byte of the page is the last of the last board. */
+    struct cp_page *page = NULL;
+    REQUIRE(cp_mem_create(cp_page_bytes(3), "a page", (void **)&page) == CP_OK);
+    CHECK_EQ_I64((char *)&cp_page_boards(page, 3)[3] - (char *)page,
+                 (int64_t)cp_page_bytes(3));
+    cp_mem_destroy(&page);
 }

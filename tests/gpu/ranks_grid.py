@@ -1,6 +1,7 @@
 """One rank: a grid of calls, forward and backward, on its GPU, each judged against float64. A JSON line for each case.
 
-Usage: ranks_grid.py DEVICE VARIANT [BACKEND]     DEVICE is cuda or cpu, VARIANT a key of variants(world)
+Usage: ranks_grid.py DEVICE VARIANT [BACKEND]     DEVICE is cuda, cpu, or shared: one GPU for all ranks; VARIANT a key
+of variants(world)
 """
 
 import itertools
@@ -96,8 +97,8 @@ def play(context, device, lengths, kind, dtype, backend):
 
 def main(device, name, backend="native"):
     config = variants(WORLD)[name]
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if device in ("cuda", "shared"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if device == "cuda" else 0)
         device = f"cuda:{torch.cuda.current_device()}"
     is_even = not any(key.endswith("anything") for key in config)
     shapes = [[37] * WORLD, [128] * WORLD]

@@ -1,4 +1,4 @@
-"""The grid of calls on as many ranks as there are GPUs; and on the CPU, which proves the grid itself."""
+"""The grid of calls: a GPU for each rank, one for all, and on the CPU, which proves the grid itself."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ SCRIPT = Path(__file__).with_name("ranks_grid.py")
 GRIDS = [(world, name) for world in (2, 3, 4, 6, 8) for name in variants(world)]
 
 
-def play(world, device, name, backend="native"):
-    ranks = launch(SCRIPT, world, device, name, backend, timeout=900)
+def play(world, device, name, backend="native", transport="auto"):
+    ranks = launch(SCRIPT, world, device, name, backend, timeout=900, CP_ATTN_TRANSPORT=transport)
     cases = [line["case"] for line in ranks[0].lines]
     assert len(cases) >= 2 * len(kinds_of(backend)) * (3 if "native" in backend else 2)
     for case in cases:
@@ -21,9 +21,16 @@ def play(world, device, name, backend="native"):
     assert [rank.code for rank in ranks] == [0] * world
 
 
+@pytest.mark.parametrize("transport", ["nccl", "auto"])
 @pytest.mark.parametrize("world,name", [pytest.param(*g, marks=pytest.mark.gpus(g[0])) for g in GRIDS])
-def test_on_gpus(world, name):
-    play(world, "cuda", name)
+def test_on_gpus(world, name, transport):
+    play(world, "cuda", name, transport=transport)
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("world,name", [g for g in GRIDS if g[0] in (2, 4, 8)])
+def test_on_one_gpu(world, name):
+    play(world, "shared", name, transport="ipc")
 
 
 def skip_without(backend):

@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).with_name("ranks_group.py")
 
 
 def play(world, device):
-    ranks = launch(SCRIPT, world, device, timeout=300)
+    ranks = launch(SCRIPT, world, device, timeout=300, CP_ATTN_TRANSPORT="nccl")
     for rank in ranks:
         assert rank.line(found=device == "cuda", sizes=[world, 1, world, world])["error"] < 1e-4
     assert [rank.code for rank in ranks] == [0] * world

@@ -9,8 +9,13 @@ import cp_attn
 BOTH = {"ring": {"ring_degree": 2}, "ulysses": {"ulysses_degree": 2}}
 
 
+@pytest.fixture(params=["nccl", "auto"])
+def transport(request, monkeypatch):
+    monkeypatch.setenv("CP_ATTN_TRANSPORT", request.param)
+
+
 @pytest.fixture(params=BOTH)
-def ranks(request):
+def ranks(request, transport):
     with Ranks(2, timeout=60.0, **BOTH[request.param]) as ranks:
         yield ranks
 

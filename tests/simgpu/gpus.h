@@ -14,6 +14,7 @@
 
 /* What a rank has on its GPU. */
 struct gpu {
+    int ordinal;
     struct cp_device *device;
     cudaStream_t stream; /* the caller's */
 };
@@ -39,21 +40,31 @@ static inline void gpus_close(struct world *w)
     CHECK_EQ_I64(live.streams, 0);
     CHECK_EQ_I64(live.events, 0);
     CHECK_EQ_I64(live.comms, 0);
+    CHECK_EQ_I64(live.mappings, 0);
     free(w->shared);
+}
+
+/* All but the communicator. */
+static inline enum cp_code gpus_use(struct world *w, int rank, int ordinal,
+                                    struct cp_context_parts *parts)
+{
+    struct gpu *gpu = calloc(1, sizeof *gpu);
+    if (gpu == NULL || cudaSetDevice(ordinal) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking) != cudaSuccess) {
+        abort();
+    }
+    w->own[rank] = gpu;
+    gpu->ordinal = ordinal;
+    CP_TRY(cp_device_cuda_create(ordinal, &gpu->device));
+    parts->device = gpu->device;
+    parts->kernels = (struct cp_kernel_list){.select = cp_kernel_cuda_select};
+    return CP_OK;
 }
 
 static inline enum cp_code gpus_join_by(const struct cp_nccl *nccl, struct world *w,
                                         int rank, struct cp_context_parts *parts)
 {
-    struct gpu *gpu = calloc(1, sizeof *gpu);
-    if (gpu == NULL || cudaSetDevice(rank) != cudaSuccess ||
-        cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking) != cudaSuccess) {
-        abort();
-    }
-    w->own[rank] = gpu;
-    CP_TRY(cp_device_cuda_create(rank, &gpu->device));
-    parts->device = gpu->device;
-    parts->kernels = (struct cp_kernel_list){.select = cp_kernel_cuda_select};
+    CP_TRY(gpus_use(w, rank, rank, parts));
     struct cp_comm_nccl_args args = {
         .nccl = nccl,
         .watch = &w->watch[rank],
@@ -95,7 +106,7 @@ static inline struct cp_stream *gpus_take(struct world *w, int rank,
                                           struct cp_view tensors[CP_TENSORS])
 {
     const struct gpu *gpu = w->own[rank];
-    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaSetDevice(gpu->ordinal), cudaSuccess);
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         void *copy = NULL;

@@ -103,8 +103,18 @@ bool sim_memory_check(const void *data, size_t bytes, bool must_be_device, int d
                       const char *what);
 /* -1: not the stand-in's memory, or of the host. */
 int sim_memory_device(const void *data);
+/* Where the living block of device memory begins that holds it; NULL: there is none. */
+void *sim_memory_base(const void *data);
 void sim_memory_reset(void);
 int sim_memory_count(void);
+
+/* sim_ipc.c */
+/* Locked: has another process this block open? */
+bool sim_ipc_is_open(const void *base);
+/* Locked: may that device touch this block of that one? */
+bool sim_ipc_may_touch(const void *base, int owner, int device);
+int sim_ipc_count(void);
+void sim_ipc_reset(void);
 
 /* sim_copy.c */
 /* In stream order, uncounted. */

@@ -210,7 +210,9 @@ struct simgpu_stats simgpu_stats(void)
 
 struct simgpu_live simgpu_live(void)
 {
-    struct simgpu_live live = {.blocks = sim_memory_count(), .comms = sim_nccl_count()};
+    struct simgpu_live live = {.blocks = sim_memory_count(),
+                               .comms = sim_nccl_count(),
+                               .mappings = sim_ipc_count()};
     sim_stream_count(&live);
     return live;
 }
@@ -220,6 +222,7 @@ void simgpu_reset(void)
     sim_stream_reset();
     sim_nccl_reset();
     sim_memory_reset();
+    sim_ipc_reset();
     sim_lock();
     memset(broken, 0, sizeof broken);
     memset(sim_stats, 0, sizeof sim_stats);

@@ -90,6 +90,12 @@ void simgpu_fence(void)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
+/* Whoever waits for another stream lets its thread run. */
+void simgpu_nanosleep(unsigned ns)
+{
+    sim_sleep_us(1 + ns / 1000);
+}
+
 int simgpu_lane(void)
 {
     unsigned linear =

@@ -130,6 +130,7 @@ static bool block_free(void *data, bool is_host, const char *what)
     struct block *block = block_around(data, true);
     bool is_right = block && block->base == data && (block->device == HOST) == is_host;
     bool is_whole = is_right && guards_hold(block);
+    bool is_open = is_right && sim_ipc_is_open(data);
     sim_unlock();
     if (is_right) {
         make_garbage(block->base, block->bytes);
@@ -142,6 +143,9 @@ static bool block_free(void *data, bool is_host, const char *what)
     if (!is_right) {
         sim_violate("%s of %p, which is no living block of it", what, data);
         return false;
+    }
+    if (is_open) {
+        sim_violate("%s of %p, which another process has open", what, data);
     }
     if (!is_whole) {
         sim_violate("%s of %p: bytes before or behind it were written to", what, data);
@@ -164,6 +168,9 @@ bool sim_memory_check(const void *data, size_t bytes, bool must_be_device, int d
         fault = "beyond its block";
     } else if (must_be_device && (!block || block->device == HOST)) {
         fault = "that is not of a device";
+    } else if (block && block->device != HOST &&
+               !sim_ipc_may_touch(block->base, block->device, device)) {
+        fault = "of another process, which is not open here";
     }
     sim_unlock();
     if (fault) {
@@ -180,6 +187,15 @@ int sim_memory_device(const void *data)
     int device = block ? block->device : HOST;
     sim_unlock();
     return device;
+}
+
+void *sim_memory_base(const void *data)
+{
+    sim_lock();
+    const struct block *block = block_around(data, true);
+    void *base = block && block->device != HOST ? block->base : NULL;
+    sim_unlock();
+    return base;
 }
 
 int sim_memory_count(void)
@@ -263,6 +279,20 @@ cudaError_t cudaFreeHost(void *data)
         return sim_error(cudaErrorInvalidValue);
     }
     return sim_error(sim_leave());
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *data, unsigned flags)
+{
+    SIM_ENTER();
+    sim_lock();
+    const struct block *block = block_around(data, true);
+    bool is_host = block && block->device == HOST && block->base == data;
+    sim_unlock();
+    if (!is_host || flags != 0) {
+        return sim_error(cudaErrorInvalidValue);
+    }
+    *out = data;
+    return cudaSuccess;
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out,

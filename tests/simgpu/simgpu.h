@@ -15,6 +15,10 @@
  *  - cudaFree waits for the device, and so for a transfer that hangs. A function given to
  *    cudaLaunchHostFunc may not call the runtime.
  *  - A kernel goes to a stream of the current device; so do memset and event records.
+ *  - Memory of another process is touched by way of a handle: opening it in the process
+ *    that has the memory is an error, closing what is not open and freeing what somebody
+ *    has open are violations, and so are copies from and to what is not open. A device is
+ *    of one process (simgpu_set_process). Kernels are not watched here.
  *  - An error is the calling thread's last one until it is taken; a broken device answers
  *    every call with its error.
  *
@@ -50,6 +54,12 @@ void simgpu_seed(uint64_t seed);
 void simgpu_set_delay(int most_us);
 /* 2 at first. */
 void simgpu_set_device_count(int count);
+/* All devices are of process 0 at first. */
+void simgpu_set_process(int device, int process);
+/* Can the device reach that one's memory? Each can at first. */
+void simgpu_set_peer_access(int device, int peer, bool can);
+/* Has it been enabled? */
+bool simgpu_has_peer_access(int device, int peer);
 /* How long a host wait may last; 30 s at first. */
 void simgpu_set_patience(double seconds);
 
@@ -87,7 +97,7 @@ struct simgpu_stats simgpu_stats(void); /* of all devices together */
 
 /* What is alive; default streams do not count. */
 struct simgpu_live {
-    int blocks, streams, events, comms;
+    int blocks, streams, events, comms, mappings;
 };
 struct simgpu_live simgpu_live(void);
 

@@ -2,6 +2,7 @@
  * stand-ins. Under ThreadSanitizer missing order is a report of its own (test_simgpu.c,
  * test_scenes.c), so these run without it. */
 #include "gpus.h"
+#include "ipcs.h"
 #include "scene.h"
 
 enum { TRIES = 40, ROOM = 256 };
@@ -15,6 +16,9 @@ static enum cp_code (*sound_await)(struct cp_device *device, struct cp_stream *s
 static enum cp_code (*sound_post)(struct cp_comm *comm, const struct cp_xfer *xfers,
                                   int count, struct cp_stream *stream,
                                   uint64_t *ticket);
+static enum cp_code (*sound_publish)(struct cp_comm *comm, int signal, uint64_t value,
+                                     struct cp_stream *stream);
+static struct cp_stream *odd_stream[SCENE_MOST_RANKS];
 
 /* ---- the faults ---- */
 
@@ -70,6 +74,14 @@ static enum cp_code post_swapped(struct cp_comm *comm, const struct cp_xfer *xfe
     return sound_post(comm, odd, count, stream, ticket);
 }
 
+/* What is published need not be there yet. */
+static enum cp_code publish_elsewhere(struct cp_comm *comm, int signal, uint64_t value,
+                                      struct cp_stream *stream)
+{
+    (void)stream;
+    return sound_publish(comm, signal, value, odd_stream[comm->rank]);
+}
+
 static ncclResult_t leave_open(void)
 {
     return ncclSuccess;
@@ -119,14 +131,46 @@ static enum cp_code join_open(struct world *w, int rank, struct cp_context_parts
     return gpus_join_by(&odd_nccl, w, rank, parts);
 }
 
+static enum cp_code join_hasty(struct world *w, int rank,
+                               struct cp_context_parts *parts)
+{
+    enum cp_code code = ipcs_join(w, rank, parts);
+    const struct gpu *gpu = w->own[rank];
+    odd_comm = *parts->comm->ops;
+    sound_publish = odd_comm.publish;
+    odd_comm.publish = publish_elsewhere;
+    odd_stream[rank] = gpu->device->ops->lane(gpu->device, CP_LANE_OUT);
+    parts->comm->ops = &odd_comm;
+    return code;
+}
+
+/* A window is written to while others still read what it held in the call before. */
+static enum cp_code join_reusing(struct world *w, int rank,
+                                 struct cp_context_parts *parts)
+{
+    enum cp_code code = ipcs_join(w, rank, parts);
+    odd_comm = *parts->comm->ops;
+    odd_comm.begin = NULL;
+    odd_comm.end = NULL;
+    parts->comm->ops = &odd_comm;
+    return code;
+}
+
 /* ---- are they found? ---- */
 
 static void play(int rank, void *arg)
 {
     struct world *w = arg;
     static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
-    for (int turn = 0; turn < 4; turn++) { /* places in the workspace are used again */
-        (void)world_call(w, rank, &w->scenes[turn % 2], ops[turn / 2]);
+    struct cp_view tensors[2][CP_TENSORS];
+    for (int pass = 0; pass < 2; pass++) {
+        /* Places in the workspace, and windows, are used again. */
+        for (int i = 0; i < 2; i++) {
+            (void)world_start(w, rank, &w->scenes[i], ops[pass], tensors[i]);
+        }
+        for (int i = 0; i < 2; i++) {
+            gpus_give(w, rank, w->scenes[i].tensors[rank], tensors[i]);
+        }
     }
 }
 
@@ -168,11 +212,11 @@ static bool is_found(const struct world_transport *transport, int ring, int ulys
 
 /* The same layouts without a fault are right, and with it they are not, at the latest
  * after some tries: what has no order may come in the right one. */
-static void check_found(enum cp_code (*join)(struct world *w, int rank,
-                                             struct cp_context_parts *parts),
-                        int ring, int ulysses)
+static void check_found_on(struct world_transport transport,
+                           enum cp_code (*join)(struct world *w, int rank,
+                                                struct cp_context_parts *parts),
+                           int ring, int ulysses)
 {
-    struct world_transport transport = gpus;
     if (TEST_UNDER_TSAN) {
         TEST_SKIP("ThreadSanitizer would report the race itself");
     }
@@ -183,6 +227,13 @@ static void check_found(enum cp_code (*join)(struct world *w, int rank,
         found = is_found(&transport, ring, ulysses, test_seed + (uint64_t)i * 100);
     }
     CHECK(found);
+}
+
+static void check_found(enum cp_code (*join)(struct world *w, int rank,
+                                             struct cp_context_parts *parts),
+                        int ring, int ulysses)
+{
+    check_found_on(gpus, join, ring, ulysses);
 }
 
 TEST(a_missing_event_is_found)
@@ -208,4 +259,18 @@ TEST(a_group_left_open_is_found)
     odd_nccl = *simnccl_table();
     odd_nccl.group_end = leave_open;
     check_found(join_open, 2, 1);
+}
+
+TEST(a_signal_before_its_data_is_found)
+{
+    check_found_on(ipcs, join_hasty, 2, 1);
+    check_found_on(ipcs, join_hasty, 1, 3);
+}
+
+TEST(a_window_reused_early_is_found)
+{
+    simgpu_set_delay(3000); /* so that ranks are a call apart */
+    check_found_on(ipcs, join_reusing, 3, 1);
+    check_found_on(ipcs, join_reusing, 2, 2);
+    simgpu_set_delay(300);
 }

@@ -24,9 +24,11 @@ extern "C" {
     X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")          \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                    \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                           \
+    X(cudaErrorMapBufferObjectFailed, 205, "mapping of buffer object failed")          \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                  \
     X(cudaErrorNotReady, 600, "device not ready")                                      \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")        \
+    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")        \
     X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                       \
     X(cudaErrorNotSupported, 801, "operation not supported")                           \
     X(cudaErrorUnknown, 999, "unknown error")
@@ -48,6 +50,9 @@ typedef struct CUevent_st *cudaEvent_t;
 #define cudaEventDisableTiming 0x02
 #define cudaEventWaitDefault 0x00
 #define cudaHostAllocDefault 0x00
+#define cudaHostAllocPortable 0x01
+#define cudaHostAllocMapped 0x02
+#define cudaIpcMemLazyEnablePeerAccess 0x01
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost = 0,
@@ -94,6 +99,10 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
 
+typedef struct {
+    char reserved[64];
+} cudaIpcMemHandle_t;
+
 typedef void (*cudaHostFn_t)(void *data);
 
 /* Devices and errors. */
@@ -121,6 +130,7 @@ cudaError_t cudaFreeAsync(void *data, cudaStream_t stream);
 cudaError_t cudaMallocHost(void **out, size_t bytes);
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *data);
+cudaError_t cudaHostGetDevicePointer(void **out, void *data, unsigned flags);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out,
                                      const void *data);
 cudaError_t cudaMemset(void *data, int value, size_t bytes);
@@ -132,6 +142,13 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes,
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src,
                               size_t src_pitch, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t stream);
+
+/* Memory of other devices and other processes. */
+cudaError_t cudaDeviceCanAccessPeer(int *out, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *data);
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *data);
 
 /* Streams and events. */
 cudaError_t cudaStreamCreate(cudaStream_t *out);

@@ -91,6 +91,11 @@ inline void __threadfence_block()
     simgpu_fence();
 }
 
+inline void __nanosleep(unsigned ns)
+{
+    simgpu_nanosleep(ns);
+}
+
 namespace simgpu
 {
 

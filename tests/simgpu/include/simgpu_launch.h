@@ -29,6 +29,7 @@ cudaError_t simgpu_enqueue_kernel(const struct simgpu_kernel *kernel,
 void *simgpu_dynamic_shared(void);
 void simgpu_barrier(int barrier, int threads); /* 0 threads: all that have not ended */
 void simgpu_fence(void);
+void simgpu_nanosleep(unsigned ns);
 
 /* What the lanes of a warp do together; every lane of `mask` comes with the same
  * operation. `source`: the lane to read, -1: the own. */

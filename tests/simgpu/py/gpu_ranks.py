@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 
 import sim_gpu as sim
 from thread_ranks import Ranks
@@ -14,8 +15,9 @@ def world_of(config):
 
 
 @contextlib.contextmanager
-def open_gpus():
+def open_gpus(transport="nccl"):
     """Yield what starts ranks of a config, on a GPU each; nothing is left on the GPUs behind them."""
+    os.environ["CP_ATTN_TRANSPORT"] = transport
     sim.LIB.simgpu_reset()
     sim.LIB.simgpu_set_device_count(GPUS)
     opened = []
@@ -34,5 +36,6 @@ def open_gpus():
         stream.close()
     sim.Fast.streams = {}
     live = sim.LIB.simgpu_live()
-    assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
+    assert (live.blocks, live.streams, live.events, live.comms, live.mappings) == (0, 0, 0, 0, 0)
     assert sim.LIB.simgpu_violations() == 0
+    del os.environ["CP_ATTN_TRANSPORT"]

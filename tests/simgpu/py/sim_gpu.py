@@ -59,13 +59,14 @@ class Stats(ctypes.Structure):
 
 
 class Live(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms")]
+    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms", "mappings")]
 
 
 LIB.simgpu_stats.restype = Stats
 LIB.simgpu_live.restype = Live
 LIB.cudaMalloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 LIB.cudaMemcpyAsync.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+LIB.simgpu_set_peer_access.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_bool]
 LIB.simgpu_fail_call.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int]
 LIB.simnccl_fail_after.argtypes = [ctypes.c_int64]
 for name in ("cudaFree", "cudaStreamSynchronize", "cudaStreamDestroy"):

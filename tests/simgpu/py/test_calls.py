@@ -1,4 +1,4 @@
-"""CUDA tensors through Python, gate, plan, executor, CUDA device and NCCL: on simulated GPUs, a thread for each rank.
+"""CUDA tensors through Python, gate, plan, executor, CUDA device, NCCL or windows: simulated GPUs, a thread a rank.
 
 What runs is `cp_attn._cuda` compiled for the host (tests/simgpu/); devices are asynchronous, copies and kernels late.
 """
@@ -23,12 +23,31 @@ RINGS = {
     "unified2x2": {"ring_degree": 2, "ulysses_degree": 2},
     "unified3x2": {"ring_degree": 3, "ulysses_degree": 2, "unified_anything": True},
 }
+MALLOC, KERNEL = b"cudaMalloc", b"kernel"  # borrowed by the runtime
 KINDS = {"capsules": sim.Array, "exchange table": sim.Fast}
 
 
+@pytest.fixture(params=["nccl", "ipc"])
+def gpus(request):
+    with open_gpus(request.param) as start:
+        yield start
+
+
 @pytest.fixture
-def gpus():
-    with open_gpus() as start:
+def gpus_of_nccl():
+    with open_gpus("nccl") as start:
+        yield start
+
+
+@pytest.fixture
+def gpus_of_ipc():
+    with open_gpus("ipc") as start:
+        yield start
+
+
+@pytest.fixture
+def gpus_of_any():
+    with open_gpus("auto") as start:
         yield start
 
 
@@ -159,9 +178,9 @@ def refused(ranks, make, error, *words):
         assert all(word in str(caught) for word in words), str(caught)
 
 
-def test_refusals(gpus):
+def test_refusals(gpus_of_nccl):
     """The same sentence on all ranks, and the context goes on, on the host and on GPUs."""
-    ranks = gpus(ring_degree=3)
+    ranks = gpus_of_nccl(ring_degree=3)
     refused(ranks, lambda x, r: sim.Array(x, r) if r else x, ValueError, "rank 1", "device", "GPU")
     refused(ranks, lambda x, r: sim.Array(x, r % 2), ValueError, "ranks 0 and 2 are on one GPU", "cuda:0", "simulated")
     works(ranks, lambda x, r: x)
@@ -181,9 +200,9 @@ def test_refusals(gpus):
     works(ranks, sim.Fast)
 
 
-def test_a_shared_gpu_is_for_nccl_to_judge(gpus, monkeypatch):
+def test_a_shared_gpu_is_for_nccl_to_judge(gpus_of_nccl, monkeypatch):
     monkeypatch.setenv("CP_ATTN_SHARED_GPU", "1")
-    ranks = gpus(ring_degree=2)
+    ranks = gpus_of_nccl(ring_degree=2)
     refused(ranks, lambda x, r: sim.Array(x, 0), _C.CommError, "GPU of its own")
 
 
@@ -226,8 +245,8 @@ def test_memory_that_runs_out_in_the_first_call(gpus):
     assert count < 299
 
 
-def test_a_transfer_that_fails(gpus):
-    ranks = gpus(ring_degree=2, timeout=20)
+def test_a_transfer_that_fails(gpus_of_nccl):
+    ranks = gpus_of_nccl(ring_degree=2, timeout=20)
     works(ranks, sim.Array)
     LIB.simnccl_fail_after(1)
     ranks.errors(attend(ranks, sim.Array))  # it is noticed after the call, or in it
@@ -316,3 +335,72 @@ def test_a_known_call_waits_for_nothing_and_allocates_nothing(gpus):
     assert after.host_waits == before.host_waits
     assert after.allocations - before.allocations == 3  # the answers
     assert after.frees == before.frees
+
+
+# --- windows between GPUs ---
+
+
+def test_windows_where_gpus_reach_each_other(gpus_of_any):
+    refused(gpus_of_any(ring_degree=2), lambda x, r: sim.Array(x, 0), ValueError, "are on one GPU")
+    works(gpus_of_any(ring_degree=3), sim.Array)
+    assert LIB.simgpu_stats().groups == 0
+    LIB.simgpu_set_peer_access(0, 1, False)
+    works(gpus_of_any(ring_degree=2), sim.Array)
+    assert LIB.simgpu_stats().groups > 0
+
+
+def test_windows_that_cannot_be(gpus_of_ipc, monkeypatch):
+    """The same sentence on all ranks, and the context goes on, with another transport."""
+    ranks = gpus_of_ipc(ring_degree=2)
+    LIB.simgpu_set_peer_access(1, 0, False)
+    refused(ranks, lambda x, r: sim.Array(x, 0), ValueError, "ipc", "threads of one process on one GPU (cuda:0")
+    words = "CP_ATTN_TRANSPORT is ipc", "the GPU of rank 1", "has no peer access to that of rank 0"
+    refused(ranks, sim.Array, ValueError, *words)
+    works(ranks, lambda x, r: x)
+    monkeypatch.setenv("CP_ATTN_TRANSPORT", "pigeons")
+    refused(ranks, sim.Array, ValueError, 'CP_ATTN_TRANSPORT is "pigeons"', "allowed: ipc, nccl, auto")
+    monkeypatch.setenv("CP_ATTN_TRANSPORT", "nccl")
+    works(ranks, sim.Array)
+
+
+def test_a_gpu_without_memory_for_a_window(gpus_of_ipc):
+    """A MemoryError of all ranks, and the context goes on, with calls that it knows and new ones."""
+    ranks = gpus_of_ipc(ring_degree=2)
+    works(ranks, sim.Fast)
+    x = numbers(1, 5000, 8, 32)
+    given = [[sim.Fast(x, r) for _ in range(3)] for r in range(2)]
+    gather = lambda r: sim.to_numpy(ranks.contexts[r].gather(given[r][0], 1))  # noqa: E731
+    LIB.simgpu_fail_call(MALLOC, 0, 2)
+    for caught in ranks.errors(gather):
+        assert type(caught) is MemoryError and "no memory for the window of rank" in str(caught), repr(caught)
+    LIB.simgpu_fail_call(MALLOC, -1, 0)
+    works(ranks, sim.Fast)
+    for whole in ranks.run(gather):
+        assert np.array_equal(whole, np.concatenate([x, x], 1))
+    works(ranks, sim.Fast)
+
+
+@pytest.mark.parametrize(
+    "function", ["cudaHostAlloc", "cudaHostGetDevicePointer", "cudaIpcGetMemHandle", "cudaDeviceEnablePeerAccess"]
+)
+def test_what_fails_while_windows_are_made(gpus_of_ipc, function):
+    """On one rank: all raise at once, and the context says why it is broken."""
+    ranks = gpus_of_ipc(ring_degree=2, timeout=20)
+    name = function.encode()  # borrowed by the runtime
+    LIB.simgpu_fail_call(name, 0, 719)
+    caught = ranks.errors(attend(ranks, sim.Array))
+    LIB.simgpu_fail_call(name, -1, 0)
+    assert all(isinstance(e, _C.Error) and "unspecified launch failure" in str(e) for e in caught), caught
+    refused(ranks, sim.Array, _C.CommError, "broken", "unspecified launch failure")
+
+
+@pytest.mark.parametrize("count", range(0, 12, 3))
+def test_a_kernel_that_fails_between_windows(gpus_of_ipc, count):
+    """The other rank's GPU, which waits for it, is let go long before the deadline; its next call raises."""
+    ranks = gpus_of_ipc(ring_degree=2, timeout=20)
+    works(ranks, sim.Fast)
+    LIB.simgpu_fail_call(KERNEL, count, 719)
+    caught = ranks.errors(attend(ranks, sim.Fast))
+    LIB.simgpu_fail_call(KERNEL, -1, 0)
+    assert any(caught), caught
+    refused(ranks, sim.Fast, _C.CommError, "broken", "unspecified launch failure")

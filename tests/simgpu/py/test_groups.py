@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import sim_gpu as sim
-from test_calls import attend, gpus, refused, works  # noqa: F401  (a fixture)
+from test_calls import attend, gpus_of_nccl, refused, works  # noqa: F401  (a fixture)
 
 from cp_attn import _C, _groups, _ranks
 
@@ -72,7 +72,7 @@ class Mesh:
 
 
 @pytest.fixture
-def region(gpus, monkeypatch):  # noqa: F811
+def region(gpus_of_nccl, monkeypatch):  # noqa: F811
     """Start ranks whose mesh has groups: `groups(rank, group)` names those of a rank, given the one of all."""
     opened = []
     monkeypatch.setattr(_groups, "_library", lambda: SPLIT)
@@ -81,7 +81,7 @@ def region(gpus, monkeypatch):  # noqa: F811
     monkeypatch.setattr(_ranks, "torch_distributed", lambda: world_group)
 
     def start(groups=lambda rank, group: {"ring": group}, settings=None, **config):
-        ranks = gpus(mesh=Mesh(), **config)
+        ranks = gpus_of_nccl(mesh=Mesh(), **config)
         id = Id()
         sim.check(LIB.ncclGetUniqueId(ctypes.byref(id)))
 
@@ -231,9 +231,9 @@ def test_what_the_mesh_raises_is_told_to_all(region):
     works(ranks, lambda x, r: x)
 
 
-def test_without_a_mesh_nobody_looks(gpus, monkeypatch):  # noqa: F811
+def test_without_a_mesh_nobody_looks(gpus_of_nccl, monkeypatch):  # noqa: F811
     monkeypatch.setattr(_groups, "find", None)
-    works(gpus(ring_degree=2), sim.Fast)
+    works(gpus_of_nccl(ring_degree=2), sim.Fast)
 
 
 def test_torch_without_nccl_has_no_library():

@@ -1,0 +1,69 @@
+/* Counters between GPUs of one host, which streams set and wait for.
+ *
+ * Every rank has an inbox in the memory of its GPU: a line for each rank, with a counter
+ * for each signal. A publication is a kernel that stores the value into its line of all
+ * ranks' inboxes; a wait is a kernel that looks at the own inbox until the value is there.
+ * Neither involves a host.
+ *
+ * A waiting kernel also looks at a word of the host's memory, by which a host ends it when
+ * what it waits for will never come, and says there for whom it waits once that takes
+ * long (nothing here knows a deadline; cuda/ipc_watcher.h does). What follows on the
+ * stream then works with what is not there: so from then on this rank publishes nothing
+ * more but that it has left its calls, and no garbage is taken for data. */
+#ifndef CP_CUDA_IPC_SIGNAL_H
+#define CP_CUDA_IPC_SIGNAL_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "comm/comm.h"
+
+/* Signals are those of the table, and one more: how many calls a rank has left. */
+enum { CP_IPC_RANKS = 32, CP_IPC_LEFT = CP_SIGNALS, CP_IPC_SIGNALS, CP_IPC_LINE = 8 };
+
+/* In the GPU's memory. All-zero is the initial state. */
+struct cp_ipc_inbox {
+    uint64_t from[CP_IPC_RANKS][CP_IPC_LINE]; /* by rank, then signal; only that rank
+                                                 writes, and values only grow */
+    uint64_t is_broken; /* a wait ended without what it waited for */
+};
+
+/* What a kernel waits for, once it has waited for a while. */
+struct cp_ipc_note {
+    uint64_t call;  /* as in struct cp_flight; written before `value` */
+    uint64_t value; /* 0: nothing. Written with release, read with acquire */
+};
+
+/* In the host's memory, seen by the GPU. All-zero is the initial state. */
+struct cp_ipc_desk {
+    uint64_t is_over; /* not 0: nobody waits any more. Written by the host */
+    struct cp_ipc_note note[CP_IPC_RANKS][CP_IPC_SIGNALS]; /* by the peer that is waited
+                                                              for; written by the GPU */
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the two kernels work on: addresses of the current device. */
+struct cp_ipc_ends {
+    struct cp_ipc_inbox *inbox[CP_IPC_RANKS]; /* of each rank */
+    struct cp_ipc_desk *desk;
+    int rank, world;
+};
+
+/* The own counter becomes `value` in all inboxes, after all that `stream` was given. */
+CP_NODISCARD enum cp_code cp_ipc_publish(const struct cp_ipc_ends *ends, int signal,
+                                         uint64_t value, struct cp_stream *stream);
+
+/* `stream` goes on once the counters of all ranks in `peers` (bit r: rank r) are at least
+ * `value`. `call` is for the note. */
+CP_NODISCARD enum cp_code cp_ipc_await(const struct cp_ipc_ends *ends, uint32_t peers,
+                                       int signal, uint64_t value, uint64_t call,
+                                       struct cp_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,105 @@
+/* The whole path of a call on windows between simulated GPUs, as test_scenes.c does it
+ * over NCCL: the pull schedules of the host, unchanged, against float64. */
+#include "ipcs.h"
+
+static void play(const struct world_transport *transport, int ring, int ulysses)
+{
+    world_play(ring, ulysses, transport, CP_ANYTHING, 0, NULL);
+    world_play(ring, ulysses, transport, CP_EVEN, 0, NULL);
+}
+
+TEST(rings)
+{
+    play(&ipcs, 2, 1);
+    play(&ipcs_apart, 3, 1);
+    play(&ipcs_shared, 4, 1);
+}
+
+TEST(ulysses)
+{
+    play(&ipcs_apart, 1, 2);
+    play(&ipcs_shared, 1, 3);
+    play(&ipcs, 1, 4);
+}
+
+TEST(unified)
+{
+    play(&ipcs_shared, 2, 2);
+    play(&ipcs, 3, 2);
+    play(&ipcs_apart, 2, 3);
+}
+
+TEST(one_rank)
+{
+    play(&ipcs, 1, 1);
+}
+
+/* All forwards, then all backwards; nobody waits in between, so that ranks are whole calls
+ * apart. */
+static void play_ahead(int rank, void *arg)
+{
+    static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    struct world *w = arg;
+    struct cp_view tensors[WORLD_SCENES][CP_TENSORS];
+    for (size_t pass = 0; pass < sizeof ops / sizeof ops[0]; pass++) {
+        for (int i = 0; i < WORLD_SCENES; i++) {
+            CHECK_EQ_I64(world_start(w, rank, &w->scenes[i], ops[pass], tensors[i]),
+                         CP_OK);
+        }
+        for (int i = 0; i < WORLD_SCENES; i++) {
+            gpus_give(w, rank, w->scenes[i].tensors[rank], tensors[i]);
+        }
+    }
+}
+
+TEST(hosts_that_are_calls_ahead)
+{
+    world_play_by(play_ahead, 2, 1, &ipcs, CP_ANYTHING, 0, NULL);
+    world_play_by(play_ahead, 1, 3, &ipcs_apart, CP_ANYTHING, 0, NULL);
+    world_play_by(play_ahead, 2, 2, &ipcs_shared, CP_EVEN, 0, NULL);
+}
+
+/* ---- hosts that wait for their device after every step that waits ---- */
+
+/* By rank. */
+static const struct cp_comm_ops *sound[SCENE_MOST_RANKS];
+static struct cp_comm_ops slow[SCENE_MOST_RANKS];
+
+static enum cp_code reached_and_wait(struct cp_comm *comm, int peer, int signal,
+                                     uint64_t value, struct cp_stream *stream)
+{
+    CP_TRY(sound[comm->rank]->reached(comm, peer, signal, value, stream));
+    CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
+    return CP_OK;
+}
+
+static enum cp_code begin_and_wait(struct cp_comm *comm, struct cp_stream *stream)
+{
+    CP_TRY(sound[comm->rank]->begin(comm, stream));
+    CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
+    return CP_OK;
+}
+
+static enum cp_code join_slow(struct world *w, int rank, struct cp_context_parts *parts)
+{
+    enum cp_code code = ipcs_join(w, rank, parts);
+    sound[rank] = parts->comm->ops;
+    slow[rank] = *sound[rank];
+    slow[rank].reached = reached_and_wait;
+    slow[rank].begin = begin_and_wait;
+    parts->comm->ops = &slow[rank];
+    return code;
+}
+
+/* The runtime makes hosts do that where it frees memory, or loads a kernel for the first
+ * time: what comes later in a rank's schedule is enqueued only after what came before has
+ * been done. Nobody may need anything that a peer enqueues behind its own wait. */
+TEST(hosts_that_wait_for_every_wait)
+{
+    struct world_transport transport = ipcs;
+    transport.join = join_slow;
+    play(&transport, 3, 1);
+    play(&transport, 1, 3);
+    play(&transport, 2, 2);
+    play(&transport, 4, 1);
+}
