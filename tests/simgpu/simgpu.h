@@ -15,6 +15,12 @@
  *  - cudaFree waits for the device, and so for a transfer that hangs. A function given to
  *    cudaLaunchHostFunc may not call the runtime.
  *  - A kernel goes to a stream of the current device; so do memset and event records.
+ *  - A stream that is being captured runs nothing: what it is given becomes nodes of a graph,
+ *    behind those that CUDA says. A launch runs the nodes on threads of its own, each when
+ *    those before it are done and no sooner than its delay. What may not be done meanwhile
+ *    (cudaMalloc, queries and host waits, by the thread's and the capture's mode), an event
+ *    of outside awaited, a fork that is not joined are the errors that CUDA gives, and spoil
+ *    the capture. Memory of cudaMallocAsync is the graph's, and has to be freed in it.
  *  - An error is the calling thread's last one until it is taken; a broken device answers
  *    every call with its error.
  *
@@ -88,6 +94,7 @@ struct simgpu_stats simgpu_stats(void); /* of all devices together */
 /* What is alive; default streams do not count. */
 struct simgpu_live {
     int blocks, streams, events, comms;
+    int graphs; /* executable ones too */
 };
 struct simgpu_live simgpu_live(void);
 

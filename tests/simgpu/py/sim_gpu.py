@@ -59,7 +59,7 @@ class Stats(ctypes.Structure):
 
 
 class Live(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms")]
+    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms", "graphs")]
 
 
 LIB.simgpu_stats.restype = Stats
