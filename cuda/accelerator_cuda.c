@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "capture.h"
 #include "comm_nccl.h"
 #include "cuda_check.h"
 #include "device_cuda.h"
@@ -182,5 +183,6 @@ const struct cp_accelerator cp_accelerator_cuda = {
     .close = cp_device_cuda_destroy,
     .alloc = cp_cuda_alloc,
     .free = cp_cuda_free,
+    .capture = cp_cuda_capture_at,
     .follow = cuda_follow,
 };

@@ -8,7 +8,7 @@
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 3, CP_OFFER_BYTES = 512 };
+enum { CP_ACCELERATOR_ABI = 4, CP_OFFER_BYTES = 512 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */
@@ -42,6 +42,9 @@ struct cp_lender {
                          const char *what, void **out, void **loan);
     void (*give_back)(void *loan);
     const void *framework; /* the lender's own */
+    /* What is lent on a stream that is being captured, and given back before the capture
+     * ends, stays the graph's. */
+    bool serves_captures;
 };
 
 struct cp_accelerator {
@@ -65,6 +68,8 @@ struct cp_accelerator {
     /* Memory outside of any context: as the entries of struct cp_device_ops. */
     enum cp_code (*alloc)(int ordinal, size_t bytes, const char *what, void **out);
     void (*free)(int ordinal, void *address_of_pointer);
+    /* As in struct cp_device_ops, before there is a device. */
+    enum cp_code (*capture)(int ordinal, struct cp_stream *stream, uint64_t *capture);
     /* `stream` goes on behind what `before` has been given by now. */
     enum cp_code (*follow)(int ordinal, struct cp_stream *stream,
                            struct cp_stream *before);
