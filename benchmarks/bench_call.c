@@ -88,10 +88,9 @@ static void call(const struct job *job, int rank, struct cp_context *context,
                  const struct cp_view tensors[CP_TENSORS])
 {
     struct cp_record record = record_of(job, rank);
-    if (cp_context_describe(context, &record) != CP_OK ||
+    if (cp_context_describe(context, NULL, &record) != CP_OK ||
         cp_context_begin(context, &record, NULL) != CP_OK ||
-        (job->op != CP_OP_AGREE &&
-         cp_context_execute(context, tensors, NULL) != CP_OK)) {
+        (job->op != CP_OP_AGREE && cp_context_execute(context, tensors) != CP_OK)) {
         end_with("a call failed");
     }
 }

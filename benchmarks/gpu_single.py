@@ -159,7 +159,7 @@ class Bench:
         yield from self.merge()
         yield from self.whole("ring", WORLD, 1)
         yield from self.whole("Ulysses", 1, WORLD)
-        note = "not there: a call cannot be captured in a CUDA graph"
+        note = "not there: parts of a call have no context to be captured in"
         yield Row("graph replay, host time of eager over it", "us", None, None, 3, 6, note=note)
 
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "capture.h"
 #include "comm_ipc.h"
 #include "comm_nccl.h"
 #include "cuda_check.h"
@@ -258,5 +259,6 @@ const struct cp_accelerator cp_accelerator_cuda = {
     .close = cp_device_cuda_destroy,
     .alloc = cp_cuda_alloc,
     .free = cp_cuda_free,
+    .capture = cp_cuda_capture_at,
     .follow = cuda_follow,
 };

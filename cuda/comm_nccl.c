@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "capture.h"
 #include "cuda_check.h"
 #include "device_cuda.h"
 #include "nccl_post.h"
@@ -17,6 +18,7 @@ struct comm_nccl {
     struct cp_nccl_watcher *watcher; /* owned */
     int device;
     double timeout;
+    uint64_t capture; /* the last that it had a batch in; 0: none yet */
 };
 
 /* A host thread of NCCL enqueues each group; between connected ranks that is a matter of
@@ -177,15 +179,17 @@ static uint64_t current_call(const struct cp_watch *watch)
 /* The mutex is held. `state`: how far NCCL has got with the group. */
 static enum cp_code enqueue(struct comm_nccl *self, const struct cp_xfer *xfers,
                             int count, const struct cp_nccl_parts *parts,
-                            cudaStream_t stream, ncclResult_t *state)
+                            bool is_captured, cudaStream_t stream, ncclResult_t *state)
 {
     struct cp_nccl_watcher *watcher = self->watcher;
     int rank = self->head.rank;
     if (watcher->handle == NULL) {
         return cp_fail(CP_ERR_COMM, "the work of NCCL has been aborted");
     }
-    CP_TRY(cp_nccl_batches_begin(watcher->batches, xfers, count,
-                                 current_call(self->watch), stream));
+    if (!is_captured) {
+        CP_TRY(cp_nccl_batches_begin(watcher->batches, xfers, count,
+                                     current_call(self->watch), stream));
+    }
     CP_TRY(cp_nccl_copy_own(xfers, count, rank, stream));
     *state = parts->has_others ? cp_nccl_group(self->nccl, watcher->handle, xfers,
                                                count, rank, stream)
@@ -205,20 +209,33 @@ static enum cp_code hand_over(struct comm_nccl *self, cudaStream_t stream,
     return code;
 }
 
+/* The graph has a batch: it comes before the communicator's end. */
+static enum cp_code hold(struct comm_nccl *self, uint64_t capture, cudaStream_t stream)
+{
+    if (capture == self->capture) {
+        return CP_OK;
+    }
+    self->capture = capture;
+    return cp_nccl_watcher_hold(self->watcher, stream);
+}
+
 static enum cp_code post(struct comm_nccl *self, const struct cp_xfer *xfers, int count,
                          cudaStream_t stream, uint64_t *ticket)
 {
     struct cp_nccl_parts parts;
     ncclResult_t state = ncclSuccess;
+    uint64_t capture = 0;
     CP_TRY(cp_watch_check(self->watch));
     CP_TRY(cp_nccl_parts_of(xfers, count, self->head.rank, self->head.world, &parts));
     if (!parts.has_own && !parts.has_others) {
         *ticket = 0; /* nothing to wait for */
         return CP_OK;
     }
-    CP_TRY(wait_for_room(self));
+    CP_TRY(cp_cuda_capture(stream, &capture));
+    CP_TRY(capture != 0 ? hold(self, capture, stream) : wait_for_room(self));
     lock(self);
-    enum cp_code code = enqueue(self, xfers, count, &parts, stream, &state);
+    enum cp_code code =
+        enqueue(self, xfers, count, &parts, capture != 0, stream, &state);
     unlock(self);
     if (code == CP_OK && state == ncclInProgress) {
         code = wait_for_host(self, xfers, count, enqueuing, &state);
@@ -226,7 +243,11 @@ static enum cp_code post(struct comm_nccl *self, const struct cp_xfer *xfers, in
     if (code == CP_OK && state != ncclSuccess) {
         code = fail_nccl(self, state, "enqueue a batch");
     }
-    return code == CP_OK ? hand_over(self, stream, ticket) : code;
+    if (code != CP_OK || capture != 0) {
+        *ticket = 0; /* a batch of a graph is no batch yet, and will be many */
+        return code;
+    }
+    return hand_over(self, stream, ticket);
 }
 
 static enum cp_code nccl_post(struct cp_comm *comm, const struct cp_xfer *xfers,

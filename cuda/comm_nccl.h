@@ -6,7 +6,8 @@
  * that the caller starts next have to come behind it (docs/gpu.md). A batch is done when
  * the stream says so, so `test` says yes at once unless the context is broken, and `wait`
  * has nothing to wait for. What goes wrong with enqueued batches is noticed by a thread of
- * the communicator (nccl_watcher.h).
+ * the communicator (nccl_watcher.h). On a stream that is being captured `post` adds the
+ * batch to the graph, which the communicator then outlives: closed before, it is parked.
  * Messages to the own rank are copies on the stream; both halves are in one batch. */
 #ifndef CP_CUDA_COMM_NCCL_H
 #define CP_CUDA_COMM_NCCL_H

@@ -3,6 +3,7 @@
 #include "device_cuda.h"
 
 #include "base/mem.h"
+#include "capture.h"
 #include "cuda_api.h"
 #include "cuda_check.h"
 
@@ -34,6 +35,17 @@ static struct cuda_device *of(struct cp_device *device)
     return (struct cuda_device *)device;
 }
 
+static enum cp_code check_alloc(cudaError_t error, const char *call, size_t bytes,
+                                int ordinal, const char *what)
+{
+    if (error != cudaErrorMemoryAllocation) {
+        return cp_cuda_check(error, call);
+    }
+    (void)cudaGetLastError();
+    return cp_fail(CP_ERR_NO_MEMORY, "no memory for %s: %zu bytes on CUDA device %d",
+                   what, bytes, ordinal);
+}
+
 enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what, void **out)
 {
     int before = ordinal;
@@ -41,15 +53,7 @@ enum cp_code cp_cuda_alloc(int ordinal, size_t bytes, const char *what, void **o
     CP_TRY(cp_cuda_enter(ordinal, &before));
     /* 0 bytes are a block too. */
     cudaError_t error = cudaMalloc(&data, bytes > 0 ? bytes : 1);
-    enum cp_code code = CP_OK;
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        code =
-            cp_fail(CP_ERR_NO_MEMORY, "no memory for %s: %zu bytes on CUDA device %d",
-                    what, bytes, ordinal);
-    } else {
-        code = cp_cuda_check(error, "cudaMalloc");
-    }
+    enum cp_code code = check_alloc(error, "cudaMalloc", bytes, ordinal, what);
     if (code == CP_OK) {
         *out = data;
     }
@@ -149,6 +153,36 @@ static enum cp_code cuda_await(struct cp_device *device, struct cp_stream *strea
     return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaStreamWaitEvent"));
 }
 
+static enum cp_code cuda_capture(struct cp_device *device, struct cp_stream *stream,
+                                 uint64_t *capture)
+{
+    return cp_cuda_capture_at(of(device)->ordinal, stream, capture);
+}
+
+static enum cp_code cuda_alloc_in_order(struct cp_device *device, size_t bytes,
+                                        const char *what, struct cp_stream *stream,
+                                        void **out)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    CP_TRY(cp_cuda_enter(ordinal, &before));
+    cudaError_t error = cudaMallocAsync(out, bytes, (cudaStream_t)stream);
+    return cp_cuda_leave(ordinal, before,
+                         check_alloc(error, "cudaMallocAsync", bytes, ordinal, what));
+}
+
+static void cuda_free_in_order(struct cp_device *device, void *address_of_pointer,
+                               struct cp_stream *stream)
+{
+    int ordinal = of(device)->ordinal, before = ordinal;
+    void **data = address_of_pointer;
+    if (*data != NULL && cp_cuda_enter(ordinal, &before) == CP_OK) {
+        (void)cp_cuda_check(cudaFreeAsync(*data, (cudaStream_t)stream),
+                            "cudaFreeAsync");
+        (void)cp_cuda_leave(ordinal, before, CP_OK);
+    }
+    *data = NULL;
+}
+
 static const struct cp_device_ops cuda_ops = {
     .name = "cuda",
     .abi = CP_DEVICE_ABI,
@@ -163,6 +197,9 @@ static const struct cp_device_ops cuda_ops = {
     .lane = cuda_lane,
     .record = cuda_record,
     .await = cuda_await,
+    .capture = cuda_capture,
+    .alloc_in_order = cuda_alloc_in_order,
+    .free_in_order = cuda_free_in_order,
 };
 
 enum cp_code cp_cuda_generation(int ordinal, int *out)

@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/watch_report.h"
+#include "capture.h"
 #include "cuda_check.h"
 #include "nccl_parent.h"
 
@@ -148,12 +149,13 @@ static enum cp_code look_for_async_error(const struct cp_nccl_watcher *watcher)
 static enum cp_code look(struct cp_nccl_watcher *watcher)
 {
     CP_TRY(cp_nccl_batches_reap(watcher->batches));
-    if (cp_nccl_batches_oldest(watcher->batches) == NULL) {
+    bool has_batch = cp_nccl_batches_oldest(watcher->batches) != NULL;
+    if (!has_batch && watcher->graphs == 0) {
         return CP_OK;
     }
     CP_TRY(cp_watch_check(watcher->watch));
     CP_TRY(look_for_async_error(watcher));
-    return look_at_oldest(watcher);
+    return has_batch ? look_at_oldest(watcher) : CP_OK;
 }
 
 static void look_and_judge(struct cp_nccl_watcher *watcher)
@@ -250,7 +252,8 @@ static void free_memory(struct cp_nccl_watcher *watcher)
 static void wait_for_work(struct cp_nccl_watcher *watcher)
 {
     bool has_work =
-        watcher->handle != NULL && cp_nccl_batches_oldest(watcher->batches) != NULL;
+        watcher->handle != NULL &&
+        (cp_nccl_batches_oldest(watcher->batches) != NULL || watcher->graphs > 0);
     if (has_work) {
         struct timespec until = timespec_of(cp_now_ns() + look_ns);
         (void)pthread_cond_timedwait(&watcher->wake, &watcher->mutex, &until);
@@ -264,6 +267,7 @@ static void *run(void *arg)
     struct cp_nccl_watcher *watcher = arg;
     /* Otherwise the first call of the runtime would set up device 0 for this thread. */
     (void)cudaSetDevice(watcher->device);
+    cp_cuda_capture_stay_out();
     lock(watcher);
     while (!watcher->is_closing) {
         if (watcher->is_broken && watcher->handle != NULL) {
@@ -278,6 +282,9 @@ static void *run(void *arg)
         if (!watcher->is_closing && !watcher->is_broken && watcher->handle != NULL) {
             look_and_judge(watcher);
         }
+    }
+    while (watcher->graphs > 0) {
+        (void)pthread_cond_wait(&watcher->wake, &watcher->mutex);
     }
     ncclComm_t handle = watcher->handle;
     bool is_sound = !watcher->is_broken;
@@ -360,6 +367,25 @@ void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
     (void)pthread_cond_signal(&watcher->wake);
 }
 
+/* A graph has gone; the thread may have waited for it at its end. */
+static void CUDART_CB release(void *arg)
+{
+    struct cp_nccl_watcher *watcher = arg;
+    lock(watcher);
+    watcher->graphs -= 1;
+    (void)pthread_cond_signal(&watcher->wake);
+    unlock(watcher);
+}
+
+enum cp_code cp_nccl_watcher_hold(struct cp_nccl_watcher *watcher, cudaStream_t stream)
+{
+    lock(watcher);
+    watcher->graphs += 1;
+    (void)pthread_cond_signal(&watcher->wake);
+    unlock(watcher);
+    return cp_cuda_capture_hold(stream, release, watcher);
+}
+
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher)
 {
     /* While there were others it looks now and then by itself. */
@@ -400,7 +426,7 @@ void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher)
     w->is_closing = true;
     w->is_broken = w->is_broken || cp_watch_is_poisoned(w->watch);
     (void)pthread_cond_signal(&w->wake);
-    while (!w->has_ended && error == 0) {
+    while (!w->has_ended && w->graphs == 0 && error == 0) {
         error = pthread_cond_timedwait(&w->changed, &w->mutex, &until);
     }
     /* Parked, it may be freed as soon as the mutex is. */

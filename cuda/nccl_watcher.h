@@ -2,11 +2,14 @@
  * caller has only enqueued, and does whatever NCCL may block in.
  *
  * While batches are outstanding it looks every 50 ms: poison, NCCL's asynchronous
- * errors, death of a peer, a batch that takes too long. Any of these poisons the context
+ * errors, death of a peer, a batch that takes too long. While graphs are alive that batches
+ * were captured in it looks for the first two: when a graph is launched nobody tells. Any
+ * of these poisons the context
  * first and then aborts NCCL's work, so that the user's synchronisation returns and his
  * next call raises. Aborts, the freeing at the end and the split of another communicator
  * run here and nowhere else: where NCCL does not return from them, the caller leaves the
- * thread to itself.
+ * thread to itself. So it does where graphs are alive, since NCCL frees a communicator after
+ * all graphs that have its work, and waits for that.
  *
  * Who owns what. Constant after creation: `nccl`, `watch`, `rank`, `device`, `timeout`,
  * `owner_pid`. Everything else is guarded by `mutex`; a call of NCCL on `handle` is made
@@ -44,6 +47,7 @@ struct cp_nccl_watcher {
     ncclConfig_t child_config;
     ncclResult_t split; /* how that ended */
     struct cp_nccl_batches *batches;
+    int graphs;       /* alive that have batches */
     uint64_t watched; /* number of the batch that the next two are about */
     int64_t begun_ns; /* when the device was seen to have come to it; 0: not yet */
     int64_t dead_ns;  /* when one of its peers was first seen dead; 0: none was */
@@ -65,6 +69,10 @@ CP_NODISCARD enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl,
 void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
                            const ncclConfig_t *config);
 
+/* One more graph has batches: that which the stream is being captured in. */
+CP_NODISCARD enum cp_code cp_nccl_watcher_hold(struct cp_nccl_watcher *watcher,
+                                               cudaStream_t stream);
+
 /* Tells it of a new batch. The mutex is held. */
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher);
 
@@ -74,7 +82,8 @@ void cp_nccl_watcher_break(struct cp_nccl_watcher *watcher);
 
 /* Frees everything and leaves NULL; accepts NULL. Work that is outstanding in a sound
  * context gets a second to end, then it is aborted; in a broken one it is aborted at
- * once. What NCCL does not free within a second more is left to the thread. In a forked
+ * once. What NCCL does not free within a second more is left to the thread, and so is at
+ * once what graphs still hold: it is freed after the last of them. In a forked
  * child it only frees memory. */
 void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher);
 

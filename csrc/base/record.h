@@ -93,7 +93,8 @@ struct cp_call {
     int32_t ulysses_degree; /* U */
     int32_t ndim;           /* of what is cut */
     int32_t dim;            /* of what is cut */
-    int32_t place;          /* enum cp_place_kind */
+    int16_t place;          /* enum cp_place_kind */
+    int16_t is_captured;    /* what the call does is recorded, to be done later */
     int32_t backend;        /* enum cp_backend; 0 where nothing is attended */
 };
 _Static_assert(sizeof(struct cp_call) % sizeof(int64_t) == 0, "a call has no padding");

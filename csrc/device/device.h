@@ -8,10 +8,11 @@
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 3, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
+enum { CP_DEVICE_ABI = 4, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
-/* The event behind all work of the call before. */
-enum { CP_DEVICE_EVENT_CALL = 0 };
+/* The event behind all work of the call before, but for those captured; and the one that a
+ * captured call begins with, which means nothing outside of its capture. */
+enum { CP_DEVICE_EVENT_CALL = 0, CP_DEVICE_EVENT_CAPTURED = 1 };
 
 struct cp_stream;
 struct cp_device;
@@ -46,6 +47,18 @@ struct cp_device_ops {
                            int event);
     enum cp_code (*await)(struct cp_device *device, struct cp_stream *stream,
                           int event);
+    /* (optional) What the stream is given may be recorded in a graph, to be done whenever
+     * that is launched: the number of the capture that it is part of, which no other has;
+     * 0: of none. While it is, streams that await what it records become part of it,
+     * `wait` and `free` are not for it, and its memory is that of `alloc_in_order`, which
+     * has to be freed in it. */
+    enum cp_code (*capture)(struct cp_device *device, struct cp_stream *stream,
+                            uint64_t *capture);
+    enum cp_code (*alloc_in_order)(struct cp_device *device, size_t bytes,
+                                   const char *what, struct cp_stream *stream,
+                                   void **out);
+    void (*free_in_order)(struct cp_device *device, void *address_of_pointer,
+                          struct cp_stream *stream);
 };
 
 /* The head of every device's own struct. */

@@ -45,6 +45,9 @@ struct cp_lender {
                          const char *what, void **out, void **loan);
     void (*give_back)(void *loan);
     const void *framework; /* the lender's own */
+    /* What is lent on a stream that is being captured, and given back before the capture
+     * ends, stays the graph's. */
+    bool serves_captures;
 };
 
 struct cp_accelerator {
@@ -71,6 +74,8 @@ struct cp_accelerator {
     /* Memory outside of any context: as the entries of struct cp_device_ops. */
     enum cp_code (*alloc)(int ordinal, size_t bytes, const char *what, void **out);
     void (*free)(int ordinal, void *address_of_pointer);
+    /* As in struct cp_device_ops, before there is a device. */
+    enum cp_code (*capture)(int ordinal, struct cp_stream *stream, uint64_t *capture);
     /* `stream` goes on behind what `before` has been given by now. */
     enum cp_code (*follow)(int ordinal, struct cp_stream *stream,
                            struct cp_stream *before);

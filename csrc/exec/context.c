@@ -166,8 +166,10 @@ static enum cp_code select_kernel(const struct cp_context *context,
     return check_abi("kernel", (*kernel)->name, (*kernel)->abi, CP_KERNEL_ABI);
 }
 
-enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *record)
+enum cp_code cp_context_describe(struct cp_context *context, struct cp_stream *stream,
+                                 struct cp_record *record)
 {
+    struct cp_side *side = &context->sides[record->call.place];
     record->call.variant = context->config.variant;
     record->call.rotate = context->config.rotate;
     record->call.ring_degree = context->config.ring_degree;
@@ -179,6 +181,8 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *r
         record->call.format = format.id;
         record->sizes[CP_SIZE_HEAD_CHUNKS] = context->config.head_chunks;
     }
+    CP_TRY(cp_side_look(side, context->accelerator, stream));
+    record->call.is_captured = side->capture != 0;
     return CP_OK;
 }
 
@@ -235,6 +239,7 @@ static struct cp_recorder *recorder_of(const struct cp_context *context)
 static void end_call(struct cp_context *context, enum cp_code code)
 {
     context->call = NULL;
+    cp_side_end_call(context->side);
     cp_recorder_leave(recorder_of(context), code);
 }
 
@@ -281,7 +286,7 @@ struct cp_context_memory cp_context_memory(const struct cp_context *context)
 {
     struct cp_context_memory memory = {0, 0};
     for (int place = 0; place < SIDES; place++) {
-        memory.workspace_bytes += context->sides[place].workspace_bytes;
+        memory.workspace_bytes += context->sides[place].workspace.bytes;
         memory.window_bytes += context->sides[place].window_bytes;
     }
     return memory;
@@ -333,16 +338,18 @@ static enum cp_code attach(struct cp_context *context)
 /* A signature that is new needs a plan and room, and either may fail on one rank alone.
  * A second exchange tells all ranks whether all have them; what then goes wrong breaks
  * the context, since the others go on. It is new to all alike: what a cache holds follows
- * from the calls made so far, and those are the same everywhere. */
-static enum cp_code prepare(struct cp_context *context, const struct cp_record *mine)
+ * from the calls made so far, and those are the same everywhere. A call that is captured
+ * needs room of its own, also where the plan is known. */
+static enum cp_code prepare(struct cp_context *context, const struct cp_record *mine,
+                            struct cp_plan_entry *known)
 {
     struct cp_record ready = {.call = mine->call};
     struct cp_plan_entry entry = {.plan = NULL};
     memcpy(ready.sizes, mine->sizes, sizeof ready.sizes);
     cp_recorder_begin(recorder_of(context), "plan", -1, -1);
-    enum cp_code code = make_entry(context, &entry);
+    enum cp_code code = known == NULL ? make_entry(context, &entry) : CP_OK;
     if (code == CP_OK) {
-        code = reserve(context, entry.schedule);
+        code = reserve(context, known == NULL ? entry.schedule : known->schedule);
     }
     cp_recorder_end(recorder_of(context));
     if (code != CP_OK) {
@@ -359,7 +366,26 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
         cp_plan_entry_clear(&entry);
         return code;
     }
-    context->call = cp_plan_cache_add(&context->plans, &entry);
+    context->call = known == NULL ? cp_plan_cache_add(&context->plans, &entry) : known;
+    return CP_OK;
+}
+
+/* The same on all ranks: they have made the same calls, and agree that this one is
+ * captured. */
+static enum cp_code check_captured(const struct cp_context *context)
+{
+    const struct cp_comm *comm = context->side->comm;
+    if (comm == NULL) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "the first call on a GPU connects the ranks, which cannot be "
+                       "captured in a graph; make one call before the capture");
+    }
+    if (cp_comm_has_windows(comm)) {
+        return cp_fail(CP_ERR_UNSUPPORTED,
+                       "calls by the transport \"%s\" cannot be captured in a graph, "
+                       "those by NCCL can",
+                       comm->ops->name);
+    }
     return CP_OK;
 }
 
@@ -377,46 +403,54 @@ static enum cp_code begin(struct cp_context *context, const struct cp_record *mi
     CP_TRY(exchange(context, mine));
     CP_TRY(agree(context, mine));
     context->side = &context->sides[mine->call.place];
+    if (mine->call.is_captured != 0) {
+        CP_TRY(check_captured(context));
+    }
     if (is_over_at_the_gate(context, mine)) {
         return CP_OK;
     }
-    context->call =
+    struct cp_plan_entry *known =
         cp_plan_cache_find(&context->plans, context->records, context->world);
-    return context->call != NULL ? CP_OK : prepare(context, mine);
+    if (known == NULL || mine->call.is_captured != 0) {
+        return prepare(context, mine, known);
+    }
+    context->call = known;
+    return CP_OK;
 }
 
 /* ---- the steps of execute ---- */
 
 static enum cp_code run_call(struct cp_context *context,
-                             const struct cp_view tensors[CP_TENSORS],
-                             struct cp_stream *stream)
+                             const struct cp_view tensors[CP_TENSORS])
 {
     const struct cp_schedule *schedule = context->call->schedule;
     struct cp_side *side = context->side;
     struct cp_run run;
     int before = 0;
+    bool is_captured = side->capture != 0;
     struct cp_run_env env = {
         .comm = side->comm,
         .device = side->device,
         .kernel = context->call->kernel,
         .package = side->package,
         .pool = side->pool,
-        .scratch = side->workspace,
+        .scratch = is_captured ? side->captured.data : side->workspace.data,
         .recorder = recorder_of(context),
-        .stream = stream,
+        .stream = side->stream,
+        .is_captured = is_captured,
         .seq = context->gate.seq,
         .operation = context->operation,
     };
     cp_run_init(&run, &env, schedule, tensors, context->room);
+    side->may_be_forked = side->may_be_forked || is_captured;
     CP_TRY(cp_side_enter(side, &before));
     return cp_side_leave(side, before, cp_run_finish(&run, context->config.timeout));
 }
 
 static enum cp_code execute(struct cp_context *context,
-                            const struct cp_view tensors[CP_TENSORS],
-                            struct cp_stream *stream)
+                            const struct cp_view tensors[CP_TENSORS])
 {
-    enum cp_code code = run_call(context, tensors, stream);
+    enum cp_code code = run_call(context, tensors);
     if (code != CP_OK) {
         poison(context);
     }
@@ -444,7 +478,7 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     record.call.dim = dim;
     record.call.extent[1] = sizeof own;
     record.sizes[CP_SIZE_ROWS] = 1;
-    CP_TRY(cp_context_describe(context, &record));
+    CP_TRY(cp_context_describe(context, NULL, &record));
     if (offers == NULL || context->accelerator->offer(
                               ordinal, context->rank, context->world, &context->group,
                               is_again ? offers : NULL, &own) != CP_OK) {
@@ -459,7 +493,7 @@ static enum cp_code exchange_offers(struct cp_context *context, struct cp_offer 
     tensors[CP_TENSOR_WHOLE] = rows;
     tensors[CP_TENSOR_WHOLE].data = (char *)offers;
     tensors[CP_TENSOR_WHOLE].n[dim + 1] = context->world;
-    return execute(context, tensors, NULL);
+    return execute(context, tensors);
 }
 
 static enum cp_code connect_devices(struct cp_context *context)
@@ -549,25 +583,25 @@ bool cp_context_error_is_own(const struct cp_context *context)
 }
 
 enum cp_code cp_context_execute(struct cp_context *context,
-                                const struct cp_view tensors[CP_TENSORS],
-                                struct cp_stream *stream)
+                                const struct cp_view tensors[CP_TENSORS])
 {
     CP_TRY(check_process(context));
     if (context->call == NULL) {
         return cp_fail(CP_ERR_INTERNAL, "execute without a call that was begun");
     }
-    enum cp_code code = execute(context, tensors, stream);
+    enum cp_code code = execute(context, tensors);
     end_call(context, code);
     return code;
 }
 
 enum cp_code cp_context_copy(struct cp_context *context, const struct cp_view *dst,
-                             const struct cp_view *src, struct cp_stream *stream)
+                             const struct cp_view *src)
 {
     struct cp_side *side = context->side;
     int before = 0;
     CP_TRY(cp_side_enter(side, &before));
-    return cp_side_leave(side, before, cp_device_copy(side->device, dst, src, stream));
+    return cp_side_leave(side, before,
+                         cp_device_copy(side->device, dst, src, side->stream));
 }
 
 void cp_context_abandon(struct cp_context *context)

@@ -2,9 +2,10 @@
  * communicator, the gate, the plans and the workspace, and takes every call through the
  * same steps: gate, agreement, plan and room, run.
  *
- * A call is two functions, or three where an output's size depends on all ranks, so
+ * A call is three functions, or four where an output's size depends on all ranks, so
  * that it can be made in between:
  *
+ *     cp_context_describe  on which stream, and what the context knows of the call
  *     cp_context_begin     all ranks agree, or all get the same error and may go on
  *     cp_context_confirm   (gather) all ranks have their output, or the same again
  *     cp_context_execute   data moves; an error breaks the context
@@ -105,10 +106,13 @@ void cp_context_destroy(struct cp_context **context);
 CP_NODISCARD enum cp_code cp_context_enter(struct cp_context *context);
 void cp_context_leave(struct cp_context *context);
 
-/* Fills the fields of a record that the context knows (variant, degrees, rotation) and,
+/* A call on `stream`, the caller's on an asynchronous device, where all that the call does
+ * is enqueued; NULL on the host. `place` must be set. Fills the fields of a record that
+ * the context knows (variant, degrees, rotation), whether the stream is being captured and,
  * for attention, the packed format of the kernel for `place`, `backend`, `dtype`,
  * `head_dim`, `value_dim`, which must be set. Errors as struct cp_kernel_list. */
 CP_NODISCARD enum cp_code cp_context_describe(struct cp_context *context,
+                                              struct cp_stream *stream,
                                               struct cp_record *record);
 
 /* The gate and all that follows until data moves. `mine->status` may carry an error
@@ -129,25 +133,23 @@ CP_NODISCARD enum cp_code cp_context_confirm(struct cp_context *context,
  * itself brought. */
 bool cp_context_error_is_own(const struct cp_context *context);
 
-/* Moves and computes. `tensors` by role, data NULL where the call has none. `stream`:
- * the caller's on an asynchronous device, where all this is enqueued; NULL on the host. */
+/* Moves and computes, on the stream that was described. `tensors` by role, data NULL
+ * where the call has none. */
 CP_NODISCARD enum cp_code cp_context_execute(struct cp_context *context,
-                                             const struct cp_view tensors[CP_TENSORS],
-                                             struct cp_stream *stream);
+                                             const struct cp_view tensors[CP_TENSORS]);
 
-/* dst = src on the device of the call that was begun last, for a shard; there is one.
- * `stream` as above. */
+/* dst = src on the device of the call that was begun last, for a shard; there is one. */
 CP_NODISCARD enum cp_code cp_context_copy(struct cp_context *context,
                                           const struct cp_view *dst,
-                                          const struct cp_view *src,
-                                          struct cp_stream *stream);
+                                          const struct cp_view *src);
 
 /* Gives a begun call up: the context is broken on all ranks, with the calling thread's
  * last error. */
 void cp_context_abandon(struct cp_context *context);
 
-/* What the context holds for its calls, wherever they are. It has grown to what the largest call so far
- * needs, and stays until the context goes. */
+/* What the context holds for its calls, wherever they are, but for what is the graphs' that
+ * calls were captured in. It has grown to what the largest call so far needs, and stays
+ * until the context goes. */
 struct cp_context_memory {
     size_t workspace_bytes; /* private */
     size_t window_bytes;    /* what others may read */

@@ -154,9 +154,7 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
 /* Event numbers. A lane's are used in turns: whoever waits for one that has been used
  * again waits for a later step of that lane, which was enqueued before it all the same. */
 enum {
-    EVENT_CALLER =
-        CP_DEVICE_EVENT_CALL, /* at first, what the caller's stream was given */
-    EVENT_LANE = 1,
+    EVENT_LANE = CP_DEVICE_EVENT_CAPTURED + 1,
     LANE_EVENTS = (CP_DEVICE_EVENTS - EVENT_LANE) / CP_LANES
 };
 _Static_assert((int)CP_LANES == (int)CP_DEVICE_LANES, "a stream for each lane");
@@ -166,21 +164,33 @@ static int event_of(int lane, int32_t done)
     return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
 }
 
+static bool has_step(const struct cp_run *run, int lane)
+{
+    return run->cursor[lane] < run->schedule->step_count;
+}
+
 /* The caller's stream starts behind the call before this one, which may have come on
  * another stream and uses the same workspace, and behind all ranks' where windows are
- * used again; the lanes behind what the caller's has been given. */
+ * used again; the lanes behind what the caller's has been given, which the event says at
+ * first. A call that is captured is behind no other: its
+ * workspace is its own, and an event of outside may not be awaited in a capture, nor one of
+ * a capture outside. */
 static enum cp_code fork_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
     struct cp_comm *comm = run->env.comm;
-    CP_TRY(device->ops->await(device, run->env.stream, EVENT_CALLER));
+    bool is_captured = run->env.is_captured;
+    int event = is_captured ? CP_DEVICE_EVENT_CAPTURED : CP_DEVICE_EVENT_CALL;
+    if (!is_captured) {
+        CP_TRY(device->ops->await(device, run->env.stream, event));
+    }
     if (comm->ops->begin != NULL) {
         CP_TRY(comm->ops->begin(comm, run->env.stream));
     }
-    CP_TRY(device->ops->record(device, run->env.stream, EVENT_CALLER));
+    CP_TRY(device->ops->record(device, run->env.stream, event));
     for (int lane = 0; lane < CP_LANES; lane++) {
-        if (lane != CP_LANE_COMPUTE) {
-            CP_TRY(device->ops->await(device, run->stream[lane], EVENT_CALLER));
+        if (lane != CP_LANE_COMPUTE && has_step(run, lane)) {
+            CP_TRY(device->ops->await(device, run->stream[lane], event));
         }
     }
     return CP_OK;
@@ -200,7 +210,9 @@ static enum cp_code join_lanes(struct cp_run *run)
     if (comm->ops->end != NULL) {
         CP_TRY(comm->ops->end(comm, run->env.stream));
     }
-    return device->ops->record(device, run->env.stream, EVENT_CALLER);
+    return run->env.is_captured
+               ? CP_OK
+               : device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
 }
 
 /* Needs the step another lane's that its own stream does not wait for yet? */
@@ -512,11 +524,6 @@ static enum cp_code do_step(struct cp_run *run, int lane, int *done)
     }
     return cp_fail(CP_ERR_INTERNAL, "step %d has the unknown operation %d",
                    run->cursor[lane], step->op);
-}
-
-static bool has_step(const struct cp_run *run, int lane)
-{
-    return run->cursor[lane] < run->schedule->step_count;
 }
 
 /* Are the steps of the other lanes done that the lane's next one needs? */

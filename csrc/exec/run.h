@@ -10,8 +10,10 @@
  * CP_LANE_COMPUTE the caller's own; what a step says of other lanes becomes events, and
  * steps are enqueued in the order of the schedule, which is that of all ranks; copies of
  * a lane in a row that are free of each other are given to the device together, up to
- * one that another lane waits for. The lanes' streams follow the caller's at the start and are joined to it at the end, so
- * the caller may treat inputs and outputs as if all had happened on his stream. */
+ * one that another lane waits for. The streams of lanes that have steps follow the caller's
+ * at the start and are joined to it at the end, so the caller may treat inputs and outputs
+ * as if all had happened on his stream; and where that is being captured in a graph, all of
+ * it is. */
 #ifndef CP_EXEC_RUN_H
 #define CP_EXEC_RUN_H
 
@@ -30,6 +32,7 @@ struct cp_run_env {
     struct cp_stream *stream; /* the caller's; NULL on the host */
     char *scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch
                     of each thread */
+    bool is_captured; /* as in struct cp_call: `scratch` is this call's alone */
     struct cp_recorder *recorder; /* (optional) notes the steps */
     uint64_t seq;                 /* of the call: counters follow from it */
     const char *operation;        /* for messages */

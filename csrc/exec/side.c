@@ -1,39 +1,112 @@
 /* The workspace of a side, its own or lent, and its threads. */
 #include "exec/side.h"
 
+static const char workspace_name[] = "the workspace";
+
+/* ---- the workspace ---- */
+
 /* A framework may have another use for the memory at once, so the work of the last call on
  * it has to be over. */
 static void free_workspace(struct cp_side *side)
 {
     struct cp_device *device = side->device;
-    if (side->loan != NULL) {
+    struct cp_workspace *workspace = &side->workspace;
+    if (workspace->loan != NULL) {
         (void)device->ops->wait(device, CP_DEVICE_EVENT_CALL);
-        side->give_back(side->loan);
-        side->loan = NULL;
-        side->workspace = NULL;
+        workspace->give_back(workspace->loan);
+    } else if (device != NULL) {
+        device->ops->free(device, &workspace->data);
     }
-    if (device != NULL) {
-        device->ops->free(device, &side->workspace);
-    }
-    side->workspace_bytes = 0;
+    *workspace = (struct cp_workspace){.data = NULL};
+}
+
+static enum cp_code borrow(const struct cp_side *side, size_t bytes,
+                           struct cp_workspace *out)
+{
+    const struct cp_lender *lender = &side->lender;
+    out->give_back = lender->give_back;
+    return lender->lend(lender, side->ordinal, bytes, workspace_name, &out->data,
+                        &out->loan);
 }
 
 static enum cp_code grow_workspace(struct cp_side *side, size_t bytes)
 {
-    static const char what[] = "the workspace";
     struct cp_device *device = side->device;
-    const struct cp_lender *lender = &side->lender;
-    void *bigger = NULL;
-    void *loan = NULL;
-    CP_TRY(lender->lend != NULL
-               ? lender->lend(lender, side->ordinal, bytes, what, &bigger, &loan)
-               : device->ops->alloc(device, bytes, what, &bigger));
+    struct cp_workspace bigger = {.bytes = bytes};
+    CP_TRY(side->lender.lend != NULL
+               ? borrow(side, bytes, &bigger)
+               : device->ops->alloc(device, bytes, workspace_name, &bigger.data));
     free_workspace(side);
     side->workspace = bigger;
-    side->workspace_bytes = bytes;
-    side->loan = loan;
-    side->give_back = lender->give_back;
     return CP_OK;
+}
+
+/* ---- the workspace of a call that is captured ---- */
+
+/* It is the graph's alone: launches come when they like, so other calls must not share
+ * it, and it lives as long as the graph. Like an intermediate result of the caller's
+ * program it is taken and given back in the order of the stream. */
+static enum cp_code take_captured(struct cp_side *side, size_t bytes)
+{
+    struct cp_device *device = side->device;
+    struct cp_workspace *workspace = &side->captured;
+    if (bytes == 0) {
+        return CP_OK;
+    }
+    CP_TRY(side->lender.serves_captures
+               ? borrow(side, bytes, workspace)
+               : device->ops->alloc_in_order(device, bytes, workspace_name,
+                                             side->stream, &workspace->data));
+    workspace->bytes = bytes;
+    return CP_OK;
+}
+
+static void free_captured(struct cp_side *side)
+{
+    struct cp_device *device = side->device;
+    struct cp_workspace *workspace = &side->captured;
+    if (workspace->loan != NULL) {
+        workspace->give_back(workspace->loan);
+    } else if (workspace->data != NULL) {
+        device->ops->free_in_order(device, &workspace->data, side->stream);
+    }
+    *workspace = (struct cp_workspace){.data = NULL};
+}
+
+/* ---- calls ---- */
+
+/* Lanes that have been part of a capture are so until it ends. */
+static enum cp_code check_lanes(struct cp_side *side)
+{
+    struct cp_device *device = side->device;
+    for (int lane = 0; lane < CP_DEVICE_LANES; lane++) {
+        uint64_t capture = 0;
+        CP_TRY(device->ops->capture(device, device->ops->lane(device, lane), &capture));
+        if (capture != 0 && capture != side->capture) {
+            return cp_fail(CP_ERR_RUNTIME,
+                           "calls of this context are being captured in a graph on "
+                           "another stream; end that capture before this call");
+        }
+    }
+    side->may_be_forked = false;
+    return CP_OK;
+}
+
+enum cp_code cp_side_look(struct cp_side *side,
+                          const struct cp_accelerator *accelerator,
+                          struct cp_stream *stream)
+{
+    struct cp_device *device = side->device;
+    side->stream = stream;
+    side->capture = 0;
+    if (device == NULL) {
+        return accelerator->capture(side->ordinal, stream, &side->capture);
+    }
+    if (device->ops->capture == NULL) {
+        return CP_OK;
+    }
+    CP_TRY(device->ops->capture(device, stream, &side->capture));
+    return side->may_be_forked ? check_lanes(side) : CP_OK;
 }
 
 enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
@@ -42,7 +115,10 @@ enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
     if (side->threads > 1 && side->pool == NULL) {
         CP_TRY(cp_pool_create(side->threads, &side->pool));
     }
-    if (workspace_bytes > side->workspace_bytes) {
+    if (side->capture != 0) {
+        return take_captured(side, workspace_bytes);
+    }
+    if (workspace_bytes > side->workspace.bytes) {
         CP_TRY(grow_workspace(side, workspace_bytes));
     }
     if (window_bytes > side->window_bytes) {
@@ -50,6 +126,12 @@ enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
         side->window_bytes = window_bytes;
     }
     return CP_OK;
+}
+
+void cp_side_end_call(struct cp_side *side)
+{
+    free_captured(side);
+    side->capture = 0;
 }
 
 void cp_side_close(struct cp_side *side)

@@ -5,6 +5,14 @@
 #include "base/pool.h"
 #include "exec/accelerator.h"
 
+/* Memory for what happens within a call. */
+struct cp_workspace {
+    void *data; /* owned, by the device or by `loan` */
+    void *loan; /* owned; given back by `give_back`; NULL: none */
+    void (*give_back)(void *loan);
+    size_t bytes;
+};
+
 struct cp_side {
     struct cp_comm *comm; /* owned; NULL: the ranks are not connected there yet */
     struct cp_device *device;
@@ -14,16 +22,28 @@ struct cp_side {
     struct cp_lender lender; /* of the next workspace; all zero: the device itself */
     const struct cp_package *package; /* of the call under way, or NULL; borrowed */
     int ordinal;                      /* the device's, for the lender */
-    void *workspace;                  /* owned, by the device or by `loan` */
-    void *loan;                       /* owned; given back by `give_back`; NULL: none */
-    void (*give_back)(void *loan);
-    size_t workspace_bytes; /* private */
-    size_t window_bytes;    /* what others may read */
+    struct cp_workspace workspace;    /* private; of all calls but those captured */
+    size_t window_bytes;              /* what others may read */
+
+    /* Of the call under way. */
+    struct cp_stream *stream;
+    uint64_t capture; /* that it is part of (device/device.h); 0: of none */
+    struct cp_workspace captured;
+    bool may_be_forked; /* the lanes may still be part of a capture */
 };
 
-/* Room for a call. CP_ERR_NO_MEMORY leaves what there was. */
+/* Finds out whether a call on that stream is captured. CP_ERR_RUNTIME where the side's
+ * own streams are part of another capture. */
+CP_NODISCARD enum cp_code cp_side_look(struct cp_side *side,
+                                       const struct cp_accelerator *accelerator,
+                                       struct cp_stream *stream);
+
+/* Room for the call under way. CP_ERR_NO_MEMORY leaves what there was. */
 CP_NODISCARD enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
                                           size_t window_bytes);
+
+/* The call under way is over: all that it does has been enqueued. */
+void cp_side_end_call(struct cp_side *side);
 
 /* Closes the communicator, then frees the workspace; the device stays. */
 void cp_side_close(struct cp_side *side);

@@ -15,6 +15,7 @@
  * others mean different things in different operations. */
 #define CALL_FIELDS(X)                                                                 \
     X(place, "the device of its tensors")                                              \
+    X(is_captured, "whether it is captured in a graph")                                \
     X(backend, "backend")                                                              \
     X(dtype, "dtype")                                                                  \
     X(batch, "batch size")                                                             \
@@ -56,7 +57,8 @@ static double scale_of(const struct cp_call *call)
 static void print_place(char *text, size_t bytes, const struct cp_call *call)
 {
     if (call->place == CP_ON_ACCELERATOR) {
-        cp_text_append(text, bytes, ", on a GPU");
+        cp_text_append(text, bytes, ", on a GPU%s",
+                       call->is_captured != 0 ? ", captured in a graph" : "");
     }
 }
 
@@ -325,6 +327,22 @@ static enum cp_code check_lengths(const struct cp_record *records, int world)
     return CP_OK;
 }
 
+/* A graph keeps the lengths of all ranks, also those that this rank's own arguments do not
+ * show: who changes his captures anew while the others replay, unless all are told. */
+static enum cp_code check_captured(const struct cp_call *call)
+{
+    bool needs_lengths = call->is_captured != 0 && call->op == CP_OP_ATTENTION &&
+                         call->variant == CP_ANYTHING && call->kv_replicated == 0;
+    return !needs_lengths || call->check != 0
+               ? CP_OK
+               : cp_fail(
+                     CP_ERR_VALUE,
+                     "attention with %s=True is captured in a graph, which keeps the "
+                     "lengths of all ranks; pass seq_lens=, the lengths of all "
+                     "ranks, and kv_lens= where those of k and v are others",
+                     anything_flag(call));
+}
+
 enum cp_code cp_agree(const struct cp_record *records, int world)
 {
     CP_TRY(check_own_errors(records, world));
@@ -343,6 +361,7 @@ enum cp_code cp_agree(const struct cp_record *records, int world)
     if (call->variant == CP_EVEN) {
         CP_TRY(check_even(records, world));
     }
+    CP_TRY(check_captured(call));
     CP_TRY(check_lengths(records, world));
     return check_mask(records, world);
 }

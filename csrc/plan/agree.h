@@ -14,7 +14,8 @@
  *  2. a rank whose call differs from rank 0's: the lowest such rank, and both calls
  *     (CP_ERR_TYPE for a dtype);
  *  3. what no rank can do with these sizes: uneven rows or heads without an anything
- *     flag, seq_lens that differ from the lengths, a mask axis that fits nothing. */
+ *     flag, seq_lens that differ from the lengths, or that a captured call has not, a mask
+ *     axis that fits nothing. */
 CP_NODISCARD enum cp_code cp_agree(const struct cp_record *records, int world);
 
 /* "attention(q 1x5x4x8, k 1x5x4x8, float32, ...)" for messages; always terminated. */

@@ -376,7 +376,7 @@ static int parse_promises(struct call *call)
 static int use_device(struct call *call)
 {
     const struct array *q = &call->arrays[CP_TENSOR_Q];
-    const struct cp_lender lender = device_lender(q);
+    const struct cp_lender lender = device_lender(call->state, q);
     bool has_package =
         cp_backend_is_package((enum cp_backend)call->record.call.backend);
     if (device_use(call->state, call->context, q, "q",
@@ -399,11 +399,12 @@ int call_parse(struct call *call)
         parse_mask(call) < 0 || parse_promises(call) < 0) {
         return -1;
     }
-    if (use_device(call) < 0) {
+    if (use_device(call) < 0 ||
+        device_stream(call->state, &call->arrays[CP_TENSOR_Q], &call->stream) < 0) {
         return -1;
     }
-    return py_check(call->state,
-                    cp_context_describe(call->context->core, &call->record));
+    return py_check(call->state, cp_context_describe(call->context->core, call->stream,
+                                                     &call->record));
 }
 
 int call_create_output(struct call *call, enum cp_tensor_role role, enum cp_dtype dtype,
@@ -435,12 +436,11 @@ static void call_release(struct call *call)
 
 static int call_execute(struct call *call)
 {
-    struct cp_stream *stream = NULL;
-    if (device_stream(call->state, call->arrays, CP_TENSORS, &stream) < 0) {
+    if (device_follow(call->state, call->stream, call->arrays, CP_TENSORS) < 0) {
         context_abandon(call->context);
         return -1;
     }
-    int result = context_execute(call->context, call->state, call->views, stream);
+    int result = context_execute(call->context, call->state, call->views);
     if (result < 0) {
         package_explain(&call->package);
     }

@@ -42,6 +42,7 @@ struct call {
     struct output outputs[CP_TENSORS];
     struct cp_view views[CP_TENSORS];
     struct cp_record record;
+    struct cp_stream *stream;
     struct package package; /* of its backend */
 };
 

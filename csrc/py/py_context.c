@@ -117,10 +117,10 @@ int context_confirm(ContextObject *self, const struct module_state *state,
 }
 
 int context_execute(ContextObject *self, const struct module_state *state,
-                    const struct cp_view *tensors, struct cp_stream *stream)
+                    const struct cp_view *tensors)
 {
     self->thread = PyEval_SaveThread();
-    enum cp_code code = cp_context_execute(self->core, tensors, stream);
+    enum cp_code code = cp_context_execute(self->core, tensors);
     PyEval_RestoreThread(self->thread);
     return py_check(state, code);
 }
@@ -404,7 +404,7 @@ static PyObject *context_agree(ContextObject *self, PyObject *const *args,
     }
     const struct module_state *state = type_state_of((PyObject *)self);
     PyObject *error = NULL;
-    if (py_check(state, cp_context_describe(self->core, &record)) < 0 ||
+    if (py_check(state, cp_context_describe(self->core, NULL, &record)) < 0 ||
         args_collect(&spec, args, nargs, kwnames, values) < 0 ||
         agree_parse(values, &record) < 0) {
         error = error_keep();

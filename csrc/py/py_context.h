@@ -32,7 +32,7 @@ PyObject *context_untold(const ContextObject *self, uint64_t begun);
 int context_confirm(ContextObject *self, const struct module_state *state,
                     PyObject *error);
 int context_execute(ContextObject *self, const struct module_state *state,
-                    const struct cp_view *tensors, struct cp_stream *stream);
+                    const struct cp_view *tensors);
 /* After context_begin, when execute cannot follow: breaks the context with the exception that is set. */
 void context_abandon(ContextObject *self);
 

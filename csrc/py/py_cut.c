@@ -185,10 +185,13 @@ static int cut_parse(struct cut *cut)
         bool may_differ = axis == cut->dim && call->op == CP_OP_GATHER;
         call->extent[axis] = may_differ ? 0 : cut->x.tensor.shape[axis];
     }
-    if (read_rows(cut, &cut->record.sizes[CP_SIZE_ROWS]) < 0) {
+    struct cp_stream *stream = NULL;
+    if (read_rows(cut, &cut->record.sizes[CP_SIZE_ROWS]) < 0 ||
+        device_stream(cut->state, &cut->x, &stream) < 0) {
         return -1;
     }
-    return py_check(cut->state, cp_context_describe(cut->context->core, &cut->record));
+    return py_check(cut->state,
+                    cp_context_describe(cut->context->core, stream, &cut->record));
 }
 
 static int raise_unmerged(void)
@@ -218,18 +221,13 @@ static void shard_on_host(struct cut *cut, const struct cp_tensor *own)
 static int shard_on_device(struct cut *cut, struct cp_range rows)
 {
     struct cp_view out;
-    struct cp_stream *stream = NULL;
     const int64_t first[CP_AXES] = {0, rows.first, 0, 0};
     const int64_t n[CP_AXES] = {cut->view.n[0], rows.count, 1, cut->view.n[3]};
     struct cp_view own = cp_view_box(&cut->view, first, n);
-    if (device_stream(cut->state, &cut->x, 1, &stream) < 0) {
-        return -1;
-    }
     if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &out)) {
         return raise_unmerged();
     }
-    return py_check(cut->state,
-                    cp_context_copy(cut->context->core, &out, &own, stream));
+    return py_check(cut->state, cp_context_copy(cut->context->core, &out, &own));
 }
 
 static int shard_run(struct cut *cut, int parsed)
@@ -267,16 +265,14 @@ static int cut_execute(struct cut *cut, enum cp_tensor_role to,
                        enum cp_tensor_role from)
 {
     struct cp_view tensors[CP_TENSORS];
-    struct cp_stream *stream = NULL;
     memset(tensors, 0, sizeof tensors);
     tensors[from] = cut->view;
-    if ((cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[to])
-             ? device_stream(cut->state, &cut->x, 1, &stream)
-             : raise_unmerged()) < 0) {
+    if (!cp_tensor_view_cut(&cut->output.tensor, cut->dim, &tensors[to])) {
+        (void)raise_unmerged();
         context_abandon(cut->context);
         return -1;
     }
-    return context_execute(cut->context, cut->state, tensors, stream);
+    return context_execute(cut->context, cut->state, tensors);
 }
 
 static int reduce_scatter_run(struct cut *cut, int parsed)

@@ -93,12 +93,21 @@ static void give_back(void *loan)
     managed->deleter(managed);
 }
 
-struct cp_lender device_lender(const struct array *array)
+/* Torch's allocator has a pool for each graph that is being captured, which what is freed meanwhile goes back to. Of
+ * others nothing is known. */
+struct cp_lender device_lender(struct module_state *state, const struct array *array)
 {
-    struct cp_lender none = {NULL, NULL, NULL};
-    return array->source == ARRAY_EXCHANGE
-               ? (struct cp_lender){lend, give_back, array->api}
-               : none;
+    struct cp_lender lender = {.lend = NULL};
+    if (array->source == ARRAY_EXCHANGE) {
+        lender = (struct cp_lender){
+            .lend = lend,
+            .give_back = give_back,
+            .framework = array->api,
+            .serves_captures = torch_is_tensor(state, array->object) == 1,
+        };
+        PyErr_Clear();
+    }
+    return lender;
 }
 
 int device_use(struct module_state *state, ContextObject *context,
@@ -106,7 +115,7 @@ int device_use(struct module_state *state, ContextObject *context,
                const struct cp_package *package, struct cp_record *record)
 {
     const struct cp_tensor *tensor = &array->tensor;
-    const struct cp_lender lender = device_lender(array);
+    const struct cp_lender lender = device_lender(state, array);
     if (cp_tensor_is_on_host(tensor)) {
         record->call.place = CP_ON_HOST;
         return 0;
@@ -161,26 +170,26 @@ static int stream_of(struct module_state *state, const struct array *array,
     return 0;
 }
 
-int device_stream(struct module_state *state, const struct array *arrays, int count,
+int device_stream(struct module_state *state, const struct array *array,
                   struct cp_stream **out)
 {
-    const struct array *first = NULL;
     *out = NULL;
+    return cp_tensor_is_on_host(&array->tensor) ? 0 : stream_of(state, array, out);
+}
+
+int device_follow(struct module_state *state, struct cp_stream *stream,
+                  const struct array *arrays, int count)
+{
     for (int i = 0; i < count; i++) {
         const struct array *array = &arrays[i];
-        struct cp_stream *stream = NULL;
+        struct cp_stream *before = NULL;
         if (array->object == NULL || cp_tensor_is_on_host(&array->tensor)) {
             continue;
         }
-        if (stream_of(state, array, &stream) < 0) {
-            return -1;
-        }
-        if (first == NULL) {
-            first = array;
-            *out = stream;
-        } else if (stream != *out &&
-                   py_check(state, state->accelerator->follow(array->tensor.device_id,
-                                                              *out, stream)) < 0) {
+        if (stream_of(state, array, &before) < 0 ||
+            (before != stream &&
+             py_check(state, state->accelerator->follow(array->tensor.device_id, stream,
+                                                        before)) < 0)) {
             return -1;
         }
     }

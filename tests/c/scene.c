@@ -325,22 +325,28 @@ static enum cp_dtype dtype_of(const struct scene *s, enum cp_tensor_role role)
                                                            : s->dtype;
 }
 
-/* A rank's tensor of the attention shape, filled from the whole where there is one. */
-static void cut_tensor(struct scene *s, uint64_t *state, int rank,
-                       enum cp_tensor_role role, const double *whole)
+/* A rank's tensor of the attention shape. */
+static void place_tensor(struct scene *s, uint64_t *state, int rank,
+                         enum cp_tensor_role role)
 {
     bool of_keys = is_of_keys(role);
-    int64_t rows = of_keys ? s->keys[rank] : s->rows[rank];
+    s->tensors[rank][role] = make_view(
+        state, dtype_of(s, role), s->batch, of_keys ? s->keys[rank] : s->rows[rank],
+        of_keys ? s->kv_heads : s->heads, dim_of(s, role));
+}
+
+/* From the whole. */
+static void fill_tensor(struct scene *s, int rank, enum cp_tensor_role role,
+                        const double *whole)
+{
+    const struct cp_view view = s->tensors[rank][role];
+    bool of_keys = is_of_keys(role);
+    int64_t rows = view.n[1], heads = view.n[2], dim = view.n[3];
     int64_t first = !of_keys           ? before(s->rows, rank)
                     : s->is_replicated ? 0
                                        : before(s->keys, rank);
     int64_t all = of_keys ? s->all_keys : s->all_rows;
-    int64_t heads = of_keys ? s->kv_heads : s->heads;
-    int64_t dim = dim_of(s, role);
-    struct cp_view view =
-        make_view(state, dtype_of(s, role), s->batch, rows, heads, dim);
-    s->tensors[rank][role] = view;
-    for (int64_t b = 0; b < s->batch && whole != NULL; b++) {
+    for (int64_t b = 0; b < s->batch; b++) {
         for (int64_t i = 0; i < rows; i++) {
             for (int64_t h = 0; h < heads; h++) {
                 for (int64_t d = 0; d < dim; d++) {
@@ -352,16 +358,21 @@ static void cut_tensor(struct scene *s, uint64_t *state, int rank,
     }
 }
 
-static void cut_mask(struct scene *s, uint64_t *state, int rank)
+static void place_mask(struct scene *s, uint64_t *state, int rank)
 {
-    int64_t rows = s->mask_rows == CP_AXIS_OWN ? s->rows[rank] : mask_rows_of(s);
+    s->tensors[rank][CP_TENSOR_MASK] =
+        make_view(state, mask_dtype(s), s->mask_batch, s->mask_heads,
+                  s->mask_rows == CP_AXIS_OWN ? s->rows[rank] : mask_rows_of(s),
+                  s->mask_keys == CP_AXIS_OWN ? s->keys[rank] : mask_keys_of(s));
+}
+
+static void fill_mask(struct scene *s, int rank)
+{
+    const struct cp_view view = s->tensors[rank][CP_TENSOR_MASK];
+    int64_t rows = view.n[2], keys = view.n[3];
     int64_t row_first = s->mask_rows == CP_AXIS_OWN ? before(s->rows, rank) : 0;
-    int64_t keys = s->mask_keys == CP_AXIS_OWN ? s->keys[rank] : mask_keys_of(s);
     int64_t key_first =
         s->mask_keys == CP_AXIS_OWN && !s->is_replicated ? before(s->keys, rank) : 0;
-    struct cp_view view =
-        make_view(state, mask_dtype(s), s->mask_batch, s->mask_heads, rows, keys);
-    s->tensors[rank][CP_TENSOR_MASK] = view;
     for (int64_t b = 0; b < s->mask_batch; b++) {
         for (int64_t h = 0; h < s->mask_heads; h++) {
             for (int64_t i = 0; i < rows; i++) {
@@ -377,46 +388,22 @@ static void cut_mask(struct scene *s, uint64_t *state, int rank)
     }
 }
 
-void scene_create(struct scene *scene, uint64_t seed, int ring, int ulysses)
+static void draw_numbers(struct scene *scene, uint64_t *state)
 {
-    uint64_t state = seed;
-    memset(scene, 0, sizeof *scene);
-    scene->world = ring * ulysses;
-    scene->ring = ring;
-    scene->ulysses = ulysses;
-    choose(scene, &state);
-    scene->q = numbers(&state, whole_count(scene, CP_TENSOR_Q), scene->dtype);
-    scene->k = numbers(&state, whole_count(scene, CP_TENSOR_K), scene->dtype);
-    scene->v = numbers(&state, whole_count(scene, CP_TENSOR_V), scene->dtype);
-    scene->dout = numbers(&state, whole_count(scene, CP_TENSOR_DOUT), scene->dtype);
+    scene->q = numbers(state, whole_count(scene, CP_TENSOR_Q), scene->dtype);
+    scene->k = numbers(state, whole_count(scene, CP_TENSOR_K), scene->dtype);
+    scene->v = numbers(state, whole_count(scene, CP_TENSOR_V), scene->dtype);
+    scene->dout = numbers(state, whole_count(scene, CP_TENSOR_DOUT), scene->dtype);
     scene->dlse =
-        numbers(&state, whole_count(scene, CP_TENSOR_DLSE), cp_dtype_sum(scene->dtype));
+        numbers(state, whole_count(scene, CP_TENSOR_DLSE), cp_dtype_sum(scene->dtype));
     if (scene->mask_kind != CP_MASK_NONE) {
-        scene->mask = make_mask(scene, &state);
+        scene->mask = make_mask(scene, state);
     }
     run_oracle(scene);
-    for (int rank = 0; rank < scene->world; rank++) {
-        cut_tensor(scene, &state, rank, CP_TENSOR_Q, scene->q);
-        cut_tensor(scene, &state, rank, CP_TENSOR_K, scene->k);
-        cut_tensor(scene, &state, rank, CP_TENSOR_V, scene->v);
-        cut_tensor(scene, &state, rank, CP_TENSOR_DOUT, scene->dout);
-        cut_tensor(scene, &state, rank, CP_TENSOR_DLSE, scene->dlse);
-        for (int i = 0; i < RESULTS; i++) {
-            cut_tensor(scene, &state, rank, results[i], NULL);
-        }
-        if (scene->mask_kind != CP_MASK_NONE) {
-            cut_mask(scene, &state, rank);
-        }
-    }
 }
 
-void scene_destroy(struct scene *scene)
+static void free_numbers(struct scene *scene)
 {
-    for (int rank = 0; rank < scene->world; rank++) {
-        for (int role = 0; role < CP_TENSORS; role++) {
-            free(scene->tensors[rank][role].data);
-        }
-    }
     for (int i = 0; i < RESULTS; i++) {
         free(scene->truth[results[i]]);
         free(scene->plain[results[i]]);
@@ -427,6 +414,63 @@ void scene_destroy(struct scene *scene)
     free(scene->mask);
     free(scene->dout);
     free(scene->dlse);
+}
+
+static void fill_tensors(struct scene *scene)
+{
+    for (int rank = 0; rank < scene->world; rank++) {
+        fill_tensor(scene, rank, CP_TENSOR_Q, scene->q);
+        fill_tensor(scene, rank, CP_TENSOR_K, scene->k);
+        fill_tensor(scene, rank, CP_TENSOR_V, scene->v);
+        fill_tensor(scene, rank, CP_TENSOR_DOUT, scene->dout);
+        fill_tensor(scene, rank, CP_TENSOR_DLSE, scene->dlse);
+        if (scene->mask_kind != CP_MASK_NONE) {
+            fill_mask(scene, rank);
+        }
+    }
+}
+
+void scene_create(struct scene *scene, uint64_t seed, int ring, int ulysses)
+{
+    uint64_t state = seed;
+    memset(scene, 0, sizeof *scene);
+    scene->world = ring * ulysses;
+    scene->ring = ring;
+    scene->ulysses = ulysses;
+    choose(scene, &state);
+    draw_numbers(scene, &state);
+    for (int rank = 0; rank < scene->world; rank++) {
+        place_tensor(scene, &state, rank, CP_TENSOR_Q);
+        place_tensor(scene, &state, rank, CP_TENSOR_K);
+        place_tensor(scene, &state, rank, CP_TENSOR_V);
+        place_tensor(scene, &state, rank, CP_TENSOR_DOUT);
+        place_tensor(scene, &state, rank, CP_TENSOR_DLSE);
+        for (int i = 0; i < RESULTS; i++) {
+            place_tensor(scene, &state, rank, results[i]);
+        }
+        if (scene->mask_kind != CP_MASK_NONE) {
+            place_mask(scene, &state, rank);
+        }
+    }
+    fill_tensors(scene);
+}
+
+void scene_redraw(struct scene *scene, uint64_t seed)
+{
+    uint64_t state = seed;
+    free_numbers(scene);
+    draw_numbers(scene, &state);
+    fill_tensors(scene);
+}
+
+void scene_destroy(struct scene *scene)
+{
+    for (int rank = 0; rank < scene->world; rank++) {
+        for (int role = 0; role < CP_TENSORS; role++) {
+            free(scene->tensors[rank][role].data);
+        }
+    }
+    free_numbers(scene);
 }
 
 void scene_record(const struct scene *scene, int rank, enum cp_op op,

@@ -34,6 +34,8 @@ struct scene {
 /* A random scene from `seed` for this world. */
 void scene_create(struct scene *scene, uint64_t seed, int ring, int ulysses);
 void scene_destroy(struct scene *scene);
+/* Other numbers, in the same tensors. */
+void scene_redraw(struct scene *scene, uint64_t seed);
 /* What the rank tells at the gate; op CP_OP_ATTENTION or its backward. Kernel format
  * not set. */
 void scene_record(const struct scene *scene, int rank, enum cp_op op,

@@ -172,6 +172,39 @@ static void parts(struct cp_record *records, enum cp_dtype dtype)
     }
 }
 
+/* A graph keeps them, and who has others does not launch it. */
+TEST(a_captured_call_of_uneven_lengths_promises_them)
+{
+    struct cp_record records[WORLD];
+    const int64_t rows[WORLD] = {5, 5, 5, 5};
+    attention(records, CP_ANYTHING);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.place = CP_ON_ACCELERATOR;
+        records[rank].call.is_captured = 1;
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "ring_anything=True");
+    CHECK_STR_HAS(cp_last_error()->text, "pass seq_lens=");
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.check = cp_lengths_hash(rows, rows, WORLD);
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.check = 0;
+        records[rank].call.op = CP_OP_ATTENTION_BACKWARD; /* its forward has */
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    for (int rank = 0; rank < WORLD; rank++) {
+        records[rank].call.op = CP_OP_ATTENTION;
+        records[rank].call.kv_replicated = 1; /* each rank is its own business */
+    }
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_OK);
+    records[3].call.is_captured = 0;
+    CHECK_EQ_I64(cp_agree(records, WORLD), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "in whether it is captured in a graph");
+    CHECK_STR_HAS(cp_last_error()->text, ", on a GPU, captured in a graph)");
+}
+
 TEST(own_rows_of_a_sum_are_all_its_rows)
 {
     struct cp_record records[WORLD];

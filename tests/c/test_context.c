@@ -179,7 +179,7 @@ static void quarrel(int rank, void *arg)
     for (int odd = 0; odd < ODDS; odd++) {
         struct cp_record record;
         scene_record(scene, rank, CP_OP_ATTENTION, &record);
-        CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);
+        CHECK_EQ_I64(cp_context_describe(context, NULL, &record), CP_OK);
         if (rank == q->w.size - 1) {
             make_odd((enum odd)odd, &record);
         }
@@ -250,7 +250,7 @@ static void begin_gather(struct world *w, int rank, int round,
     CHECK_STR_HAS(cp_last_error()->text, error.text);
     CHECK_EQ_I64(cp_context_error_is_own(context), odd % w->size == rank);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_ERR_INTERNAL);
-    CHECK_EQ_I64(cp_context_execute(context, none, NULL), CP_ERR_INTERNAL);
+    CHECK_EQ_I64(cp_context_execute(context, none), CP_ERR_INTERNAL);
     CHECK_EQ_I64(cp_context_check(context), CP_OK);
     CHECK_EQ_I64(cp_context_begin(context, record, plan), CP_OK);
     CHECK_EQ_I64(cp_context_confirm(context, NULL), CP_OK);
@@ -286,14 +286,14 @@ static void gather(int rank, void *arg)
         }
         const struct cp_plan *plan = NULL;
         struct cp_view tensors[CP_TENSORS] = {{.data = NULL}};
-        CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+        CHECK_EQ_I64(cp_context_describe(w->context[rank], NULL, &record), CP_OK);
         begin_gather(w, rank, round, &record, &plan);
         CHECK_EQ_I64(plan->cut[w->size - 1].first + plan->cut[w->size - 1].count, all);
         tensors[CP_TENSOR_SHARE] =
             cp_view_compact(share, CP_DTYPE_INT32, 3, sizes[rank], 1, 2);
         tensors[CP_TENSOR_WHOLE] = cp_view_compact(whole, CP_DTYPE_INT32, 3, all, 1, 2);
         memset(whole, 0xff, sizeof whole);
-        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
+        CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
         for (int64_t o = 0; o < 3; o++) {
             for (int64_t i = 0; i < all * 2; i++) {
                 CHECK_EQ_I64(whole[o * all * 2 + i], round * 10000 + o * 1000 + i);
@@ -350,13 +350,13 @@ static void reduce_scatter_round(struct world *w, int rank, int round,
         half[0][i] = cp_f32_to_bf16(given[i]);
     }
     struct cp_view tensors[CP_TENSORS] = {{.data = NULL}};
-    CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+    CHECK_EQ_I64(cp_context_describe(w->context[rank], NULL, &record), CP_OK);
     CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_OK);
     tensors[CP_TENSOR_WHOLE] =
         cp_view_compact(is_half ? (void *)half[0] : given, dtype, OUTER, all, 1, INNER);
     tensors[CP_TENSOR_SHARE] =
         cp_view_compact(is_half ? (void *)half[1] : got, dtype, OUTER, rows, 1, INNER);
-    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors, NULL), CP_OK);
+    CHECK_EQ_I64(cp_context_execute(w->context[rank], tensors), CP_OK);
     for (int64_t o = 0; o < OUTER; o++) {
         for (int64_t i = 0; i < rows * INNER; i++) {
             float want = 0.0F;
@@ -436,14 +436,14 @@ static void abandon(int rank, void *arg)
     struct world *w = arg;
     struct cp_record record;
     scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
-    CHECK_EQ_I64(cp_context_describe(w->context[rank], &record), CP_OK);
+    CHECK_EQ_I64(cp_context_describe(w->context[rank], NULL, &record), CP_OK);
     CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_OK);
     if (rank == 1) {
         (void)cp_fail(CP_ERR_NO_MEMORY, "no room for the output");
         cp_context_abandon(w->context[rank]);
     } else {
         enum cp_code code =
-            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank], NULL);
+            cp_context_execute(w->context[rank], w->scenes[0].tensors[rank]);
         CHECK_EQ_I64(code, CP_ERR_NO_MEMORY);
         CHECK_STR_HAS(cp_last_error()->text, "no room for the output");
     }
@@ -583,14 +583,14 @@ static enum cp_code call_broken(struct world *w, int rank, enum cp_op op)
     struct cp_record record;
     scene_record(&w->scenes[0], rank, op, &record);
     record.call.backend = CP_BACKEND_NATIVE_MATH;
-    CP_TRY(cp_context_describe(context, &record));
+    CP_TRY(cp_context_describe(context, NULL, &record));
     CP_TRY(cp_context_begin(context, &record, NULL));
     struct cp_plan_entry *entry = context->call;
     sound_kernel = entry->kernel;
     has_dlse = w->scenes[0].want_lse;
     entry->kernel = &broken_kernel;
     context->sides[CP_ON_HOST].device = &broken_device;
-    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank], NULL);
+    enum cp_code code = cp_context_execute(context, w->scenes[0].tensors[rank]);
     entry->kernel = sound_kernel;
     context->sides[CP_ON_HOST].device = cp_device_cpu();
     return code;
@@ -687,7 +687,7 @@ static void outgrow(int rank, void *arg)
         context->sides[CP_ON_HOST].comm->ops = sound;
         CHECK_EQ_I64(cp_last_error()->rank, w->size - 1);
         CHECK_STR_HAS(cp_last_error()->text, "no room for ");
-        CHECK_EQ_I64(cp_context_describe(context, &record), CP_OK);
+        CHECK_EQ_I64(cp_context_describe(context, NULL, &record), CP_OK);
         CHECK_EQ_I64(cp_context_begin(context, &record, NULL), CP_OK);
     }
     CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);

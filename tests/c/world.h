@@ -26,11 +26,11 @@ struct world_transport {
      * gone, what of these is left. */
     enum cp_code (*join)(struct world *w, int rank, struct cp_context_parts *parts);
     void (*leave)(struct world *w, int rank);
-    /* (optional) Where the device does not read the host's memory: `take` puts copies of
-     * the tensors in their place and returns the stream to call on, `give` brings them
-     * back to `host` once all that was enqueued there has happened. */
-    struct cp_stream *(*take)(struct world *w, int rank,
-                              struct cp_view tensors[CP_TENSORS]);
+    /* (optional) Where the device does not read the host's memory: `stream` is the one to
+     * call on, `take` puts copies of the tensors in their place, `give` brings them back
+     * to `host` once all that was enqueued there has happened. */
+    struct cp_stream *(*stream)(struct world *w, int rank);
+    void (*take)(struct world *w, int rank, struct cp_view tensors[CP_TENSORS]);
     void (*give)(struct world *w, int rank, const struct cp_view host[CP_TENSORS],
                  const struct cp_view tensors[CP_TENSORS]);
 };
@@ -134,18 +134,19 @@ static inline enum cp_code world_start(struct world *w, int rank, struct scene *
                                        struct cp_view tensors[CP_TENSORS])
 {
     const struct world_transport *transport = w->transport;
-    struct cp_stream *stream = NULL;
+    struct cp_stream *stream =
+        transport->stream != NULL ? transport->stream(w, rank) : NULL;
     struct cp_record record;
     memcpy(tensors, scene->tensors[rank], sizeof scene->tensors[rank]);
     scene_record(scene, rank, op, &record);
     record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
-    CP_TRY(cp_context_describe(w->context[rank], &record));
+    CP_TRY(cp_context_describe(w->context[rank], stream, &record));
     record.sizes[CP_SIZE_HEAD_CHUNKS] = scene->chunks;
     CP_TRY(cp_context_begin(w->context[rank], &record, NULL));
     if (transport->take != NULL) {
-        stream = transport->take(w, rank, tensors);
+        transport->take(w, rank, tensors);
     }
-    return cp_context_execute(w->context[rank], tensors, stream);
+    return cp_context_execute(w->context[rank], tensors);
 }
 
 /* The same; OK once all of it has happened. */

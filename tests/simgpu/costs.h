@@ -102,10 +102,9 @@ static inline enum cp_code costs_call(struct costs_world *self, int rank)
     double scale = 1.0 / sqrt((double)c->dim);
     memcpy(&record.call.scale_bits, &scale, sizeof scale);
     record.sizes[CP_SIZE_Q_ROWS] = record.sizes[CP_SIZE_KV_ROWS] = c->rows[rank];
-    CP_TRY(cp_context_describe(context, &record));
+    CP_TRY(cp_context_describe(context, (struct cp_stream *)gpu->stream, &record));
     CP_TRY(cp_context_begin(context, &record, NULL));
-    return cp_context_execute(context, self->tensors[rank],
-                              (struct cp_stream *)gpu->stream);
+    return cp_context_execute(context, self->tensors[rank]);
 }
 
 /* Calls, and leaves the device idle; what the device was asked until the call returned. */

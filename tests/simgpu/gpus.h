@@ -33,14 +33,26 @@ static inline void gpus_open(struct world *w)
     w->shared = id;
 }
 
-static inline void gpus_close(struct world *w)
+/* What graphs have held goes after them, by a thread. */
+static inline struct simgpu_live gpus_settle(void)
 {
     struct simgpu_live live = simgpu_live();
+    for (int ms = 0; ms < 5000 && live.comms + live.events > 0; ms++) {
+        ranks_sleep_us(1000);
+        live = simgpu_live();
+    }
+    return live;
+}
+
+static inline void gpus_close(struct world *w)
+{
+    struct simgpu_live live = gpus_settle();
     CHECK_EQ_I64(live.blocks, 0);
     CHECK_EQ_I64(live.streams, 0);
     CHECK_EQ_I64(live.events, 0);
     CHECK_EQ_I64(live.comms, 0);
     CHECK_EQ_I64(live.mappings, 0);
+    CHECK_EQ_I64(live.graphs, 0);
     free(w->shared);
 }
 
@@ -102,43 +114,49 @@ static inline char *gpus_extent(const struct cp_view *view, size_t *bytes)
     return view->data + low;
 }
 
-static inline struct cp_stream *gpus_take(struct world *w, int rank,
-                                          struct cp_view tensors[CP_TENSORS])
+static inline struct cp_stream *gpus_stream(struct world *w, int rank)
+{
+    return (struct cp_stream *)((const struct gpu *)w->own[rank])->stream;
+}
+
+/* Room for each tensor in its place. */
+static inline void gpus_alloc(int rank, struct cp_view tensors[CP_TENSORS])
 {
     const struct gpu *gpu = w->own[rank];
     CHECK_EQ_I64(cudaSetDevice(gpu->ordinal), cudaSuccess);
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         void *copy = NULL;
+        if (tensors[role].data != NULL) {
+            char *low = gpus_extent(&tensors[role], &bytes);
+            CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
+            tensors[role].data = (char *)copy + (tensors[role].data - low);
+        }
+    }
+}
+
+/* Between the host's tensors and these. */
+static inline void gpus_copy(cudaStream_t stream, const struct cp_view host[CP_TENSORS],
+                             const struct cp_view tensors[CP_TENSORS], bool to_host)
+{
+    for (int role = 0; role < CP_TENSORS; role++) {
+        size_t bytes = 0;
         if (tensors[role].data == NULL) {
             continue;
         }
-        char *low = gpus_extent(&tensors[role], &bytes);
-        CHECK_EQ_I64(cudaMalloc(&copy, bytes + 1), cudaSuccess);
+        char *low = gpus_extent(&host[role], &bytes);
+        char *device = tensors[role].data - (host[role].data - low);
         CHECK_EQ_I64(
-            cudaMemcpyAsync(copy, low, bytes, cudaMemcpyHostToDevice, gpu->stream),
+            cudaMemcpyAsync(to_host ? low : device, to_host ? device : low, bytes,
+                            to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                            stream),
             cudaSuccess);
-        tensors[role].data = (char *)copy + (tensors[role].data - low);
     }
-    return (struct cp_stream *)gpu->stream;
 }
 
-static inline void gpus_give(struct world *w, int rank,
-                             const struct cp_view host[CP_TENSORS],
+static inline void gpus_free(const struct cp_view host[CP_TENSORS],
                              const struct cp_view tensors[CP_TENSORS])
 {
-    const struct gpu *gpu = w->own[rank];
-    for (int role = 0; role < CP_TENSORS; role++) {
-        size_t bytes = 0;
-        if (tensors[role].data != NULL) {
-            char *low = gpus_extent(&host[role], &bytes);
-            CHECK_EQ_I64(cudaMemcpyAsync(low,
-                                         tensors[role].data - (host[role].data - low),
-                                         bytes, cudaMemcpyDeviceToHost, gpu->stream),
-                         cudaSuccess);
-        }
-    }
-    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         if (tensors[role].data != NULL) {
@@ -149,12 +167,33 @@ static inline void gpus_give(struct world *w, int rank,
     }
 }
 
+static inline void gpus_take(struct world *w, int rank,
+                             struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view host[CP_TENSORS];
+    memcpy(host, tensors, sizeof host);
+    gpus_alloc(rank, tensors);
+    gpus_copy(gpu->stream, host, tensors, false);
+}
+
+static inline void gpus_give(struct world *w, int rank,
+                             const struct cp_view host[CP_TENSORS],
+                             const struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    gpus_copy(gpu->stream, host, tensors, true);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    gpus_free(host, tensors);
+}
+
 static const struct world_transport gpus = {
     .name = "simulated GPUs",
     .open = gpus_open,
     .close = gpus_close,
     .join = gpus_join,
     .leave = gpus_leave,
+    .stream = gpus_stream,
     .take = gpus_take,
     .give = gpus_give,
 };

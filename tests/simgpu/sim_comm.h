@@ -21,7 +21,8 @@ struct transfer {
 struct group {
     struct sim_op op;
     struct ncclComm *comm;
-    uint64_t number;    /* of the communicator on this rank, from 1 */
+    cudaGraph_t graph;  /* that it was posted into; NULL: none */
+    uint64_t number;    /* of the communicator on this rank, from 1; 0: of a graph */
     struct group *next; /* that its device was given, whatever the communicator */
     bool has_begun, is_stuck, is_in_circle;
     int count;
@@ -54,6 +55,7 @@ struct ncclComm {
     pthread_t user; /* while uses > 0: the thread in a call or a group */
     int uses;
     uint64_t posted, ended; /* groups */
+    int captured;           /* groups in graphs that are alive */
     uint64_t sent[SIM_RANKS], received[SIM_RANKS];
     struct group *running;  /* NULL: none */
     struct group *deferred; /* posted by ncclGroupEnd, not yet given to its stream */
@@ -65,11 +67,14 @@ struct ncclComm {
     struct ncclComm *next;
 };
 
-/* Locked: the group is the stream's, and takes its place among those of its device. */
-void sim_group_give(struct group *group, cudaStream_t stream);
+/* Locked: numbers the group and its transfers. */
+void sim_group_number(struct group *group);
 
-/* struct sim_op's entries for a group. */
+/* struct sim_op's entries for a group: it takes its place among those of its device when
+ * it is given to its stream. */
 void sim_group_run(struct sim_op *op, cudaStream_t stream);
+void sim_group_launch(struct sim_op *op, cudaStream_t stream);
+void sim_group_drop(struct sim_op *op);
 void sim_group_describe(const struct sim_op *op, char *text, size_t bytes);
 
 #endif

@@ -61,7 +61,8 @@ static cudaError_t copy(struct copy_op what, cudaStream_t stream)
          (what.dst_pitch < what.width || what.src_pitch < what.width))) {
         return sim_error(cudaErrorInvalidValue);
     }
-    struct copy_op *self = SIM_ROOM(struct copy_op);
+    struct copy_op *self = SIM_OP(struct copy_op);
+    what.op = self->op;
     *self = what;
     self->op.name = "copy";
     self->op.run = run_copy;
@@ -101,6 +102,10 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src,
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes,
                        enum cudaMemcpyKind kind)
 {
+    cudaError_t forbidden = sim_capture_forbids();
+    if (forbidden != cudaSuccess) {
+        return sim_error(forbidden);
+    }
     cudaError_t error = cudaMemcpyAsync(dst, src, bytes, kind, NULL);
     return error == cudaSuccess ? cudaStreamSynchronize(NULL) : error;
 }
@@ -123,7 +128,7 @@ static void run_set(struct sim_op *op, cudaStream_t stream)
 
 void sim_fill(void *data, int value, size_t bytes, cudaStream_t stream)
 {
-    struct set_op *self = SIM_ROOM(struct set_op);
+    struct set_op *self = SIM_OP(struct set_op);
     self->op.name = "memset";
     self->op.run = run_set;
     self->data = data;
@@ -151,5 +156,9 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t st
 
 cudaError_t cudaMemset(void *data, int value, size_t bytes)
 {
+    cudaError_t forbidden = sim_capture_forbids();
+    if (forbidden != cudaSuccess) {
+        return sim_error(forbidden);
+    }
     return cudaMemsetAsync(data, value, bytes, NULL);
 }

@@ -120,6 +120,13 @@ void *sim_room(size_t bytes)
     return room;
 }
 
+void *sim_op_room(size_t bytes)
+{
+    struct sim_op *op = sim_room(bytes);
+    op->bytes = bytes;
+    return op;
+}
+
 void simgpu_seed(uint64_t seed)
 {
     sim_settings.seed = seed;
@@ -212,7 +219,8 @@ struct simgpu_live simgpu_live(void)
 {
     struct simgpu_live live = {.blocks = sim_memory_count(),
                                .comms = sim_nccl_count(),
-                               .mappings = sim_ipc_count()};
+                               .mappings = sim_ipc_count(),
+                               .graphs = sim_graph_count()};
     sim_stream_count(&live);
     return live;
 }
@@ -220,6 +228,7 @@ struct simgpu_live simgpu_live(void)
 void simgpu_reset(void)
 {
     sim_stream_reset();
+    sim_graph_reset();
     sim_nccl_reset();
     sim_memory_reset();
     sim_ipc_reset();

@@ -383,6 +383,11 @@ static void run_kernel(struct sim_op *op, cudaStream_t stream)
     if (!sim_settings.is_dry) {
         run_blocks(kernel, stream);
     }
+}
+
+static void drop_kernel(struct sim_op *op)
+{
+    const struct simgpu_kernel *kernel = &((struct kernel_op *)op)->kernel;
     kernel->drop(kernel->closure);
 }
 
@@ -429,9 +434,10 @@ cudaError_t simgpu_enqueue_kernel(const struct simgpu_kernel *kernel,
         kernel->drop(kernel->closure);
         return sim_error(error);
     }
-    struct kernel_op *self = SIM_ROOM(struct kernel_op);
+    struct kernel_op *self = SIM_OP(struct kernel_op);
     self->op.name = "kernel";
     self->op.run = run_kernel;
+    self->op.drop = drop_kernel;
     self->kernel = *kernel;
     sim_lock();
     sim_stats[stream->device].launches += 1;

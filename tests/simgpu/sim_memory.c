@@ -180,6 +180,11 @@ bool sim_memory_check(const void *data, size_t bytes, bool must_be_device, int d
     return !fault;
 }
 
+void sim_memory_free(void *data)
+{
+    (void)block_free(data, false, "the end of a graph");
+}
+
 int sim_memory_device(const void *data)
 {
     sim_lock();
@@ -216,7 +221,7 @@ void sim_memory_reset(void)
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     if (!out) {
         return sim_error(cudaErrorInvalidValue);
     }
@@ -235,6 +240,10 @@ cudaError_t cudaFree(void *data)
 {
     if (!data) {
         return cudaSuccess;
+    }
+    cudaError_t forbidden = sim_capture_forbids();
+    if (forbidden != cudaSuccess) {
+        return sim_error(forbidden);
     }
     int device = sim_memory_device(data);
     sim_lock();
@@ -261,19 +270,23 @@ static cudaError_t host_alloc(void **out, size_t bytes)
 
 cudaError_t cudaMallocHost(void **out, size_t bytes)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     return host_alloc(out, bytes);
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     (void)flags;
     return host_alloc(out, bytes);
 }
 
 cudaError_t cudaFreeHost(void *data)
 {
+    cudaError_t forbidden = sim_capture_forbids();
+    if (forbidden != cudaSuccess) {
+        return sim_error(forbidden);
+    }
     if (data && (sim_wait_for_device(sim_current_device()) != cudaSuccess ||
                  !block_free(data, true, "cudaFreeHost"))) {
         return sim_error(cudaErrorInvalidValue);
@@ -331,6 +344,12 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
         if (!*out) {
             return sim_error(cudaErrorMemoryAllocation);
         }
+        sim_lock();
+        cudaGraph_t graph = sim_capture_graph(stream);
+        if (graph) {
+            sim_graph_own(graph, *out);
+        }
+        sim_unlock();
         sim_fill(*out, GARBAGE, bytes, stream);
     }
     return cudaSuccess;
@@ -354,8 +373,20 @@ cudaError_t cudaFreeAsync(void *data, cudaStream_t stream)
     if (!stream) {
         return sim_error(cudaErrorInvalidResourceHandle);
     }
-    if (data) {
-        struct free_op *self = SIM_ROOM(struct free_op);
+    sim_lock();
+    cudaGraph_t graph = data ? sim_capture_graph(stream) : NULL;
+    const struct block *block = graph ? block_around(data, true) : NULL;
+    size_t bytes = block ? block->bytes : 0;
+    bool is_right = !graph || sim_graph_disown(graph, data);
+    sim_unlock();
+    if (!is_right) {
+        sim_violate("a graph frees memory of outside (%p)", data);
+        return sim_error(cudaErrorInvalidValue);
+    }
+    if (graph) {
+        sim_fill(data, GARBAGE, bytes, stream); /* it stays the graph's */
+    } else if (data) {
+        struct free_op *self = SIM_OP(struct free_op);
         self->op.name = "free";
         self->op.run = run_free;
         self->data = data;

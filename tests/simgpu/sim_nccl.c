@@ -111,6 +111,31 @@ static void comm_leave(struct ncclComm *comm)
     sim_unlock();
 }
 
+/* Locked. */
+static void forget_deferred(struct ncclComm *comm)
+{
+    if (comm->deferred) {
+        sim_group_drop(&comm->deferred->op);
+        free(comm->deferred);
+        comm->deferred = NULL;
+    }
+}
+
+/* Locked. */
+static void give_deferred(struct ncclComm *comm)
+{
+    struct group *group = comm->deferred;
+    if (sim_capture_graph(comm->deferred_stream) != group->graph) {
+        comm->error = ncclInternalError;
+        (void)snprintf(comm->text, sizeof comm->text,
+                       "a capture began or ended while a group was being enqueued");
+        forget_deferred(comm);
+        return;
+    }
+    comm->deferred = NULL;
+    sim_enqueue_locked(comm->deferred_stream, &group->op);
+}
+
 /* Locked: the state now. Gives a deferred group to its stream. */
 static ncclResult_t comm_poll(struct ncclComm *comm)
 {
@@ -134,16 +159,14 @@ static ncclResult_t comm_poll(struct ncclComm *comm)
         if (comm->deferred_polls > 0) {
             return ncclInProgress;
         }
-        struct group *group = comm->deferred;
-        comm->deferred = NULL;
-        sim_group_give(group, comm->deferred_stream);
+        give_deferred(comm);
     }
     if (hub->result != ncclSuccess) {
         (void)snprintf(comm->text, sizeof comm->text, "%.390s", hub->text);
         return hub->result;
     }
     if (comm->error == ncclSuccess && comm->state == COMM_FINALIZING) {
-        if (comm->ended < comm->posted) {
+        if (comm->ended < comm->posted || comm->captured > 0) {
             return ncclInProgress;
         }
         comm->state = COMM_FINALIZED;
@@ -348,8 +371,7 @@ static void comm_bury(struct ncclComm *comm)
         comm_bury(comm->child);
     }
     comm->magic = SIM_GONE;
-    free(comm->deferred);
-    comm->deferred = NULL;
+    forget_deferred(comm);
     comm->hub->comms[comm->rank] = NULL;
     sim_wake(&comm->hub->changed);
 }
@@ -361,8 +383,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     bool is_alive = comm && comm->magic == SIM_COMM;
     if (is_alive) {
         comm->is_aborted = true;
+        forget_deferred(comm);
         sim_wake(&comm->hub->changed);
-        while (comm->running) {
+        while (comm->running || comm->captured > 0) {
             sim_wait(&comm->hub->changed);
         }
         comm_bury(comm);
@@ -375,13 +398,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Until its groups have ended. */
+/* Until its groups have ended, and the graphs that have some are gone. */
 static ncclResult_t comm_drain(struct ncclComm *comm, const char *what)
 {
     int64_t end = sim_now_ns() + (int64_t)(sim_settings.patience * 1e9);
     char text[SIMGPU_TEXT - 200];
     sim_lock();
-    while (comm->ended < comm->posted) {
+    while (comm->ended < comm->posted || comm->captured > 0) {
         (void)comm_poll(comm);
         if (!sim_wait_until(&comm->hub->changed, sim_now_ns() + 10000000) &&
             sim_now_ns() >= end) {
@@ -526,15 +549,17 @@ ncclResult_t ncclGroupStart(void)
 }
 
 /* Locked. The calls of the open group on this communicator. */
-static struct group *group_create(struct ncclComm *comm)
+static struct group *group_create(struct ncclComm *comm, cudaStream_t stream)
 {
     struct group *group =
-        sim_room(sizeof *group + (size_t)entry_count * sizeof group->transfers[0]);
+        sim_op_room(sizeof *group + (size_t)entry_count * sizeof group->transfers[0]);
     group->op.name = "NCCL group";
     group->op.run = sim_group_run;
     group->op.describe = sim_group_describe;
+    group->op.give = sim_group_launch;
+    group->op.drop = sim_group_drop;
     group->comm = comm;
-    group->number = comm->posted += 1;
+    group->graph = sim_capture_graph(stream);
     struct simgpu_stats *stats = &sim_stats[comm->device];
     for (int i = 0; i < entry_count; i++) {
         if (entries[i].comm != comm) {
@@ -542,12 +567,16 @@ static struct group *group_create(struct ncclComm *comm)
         }
         struct transfer *t = &group->transfers[group->count++];
         *t = entries[i].transfer;
-        t->number = t->is_send ? comm->sent[t->peer]++ : comm->received[t->peer]++;
         stats->sends += t->is_send;
         stats->receives += !t->is_send;
         stats->sent_bytes += t->is_send ? t->bytes : 0;
     }
     stats->groups += 1;
+    if (group->graph) {
+        comm->captured += 1;
+    } else {
+        sim_group_number(group);
+    }
     return group;
 }
 
@@ -562,7 +591,7 @@ static ncclResult_t post(int at)
         sim_violate("ncclGroupEnd on a communicator that was destroyed or aborted");
         return ncclInvalidUsage;
     }
-    struct group *group = group_create(comm);
+    struct group *group = group_create(comm, stream);
     bool is_deferred = !comm->is_blocking && draw() % 2 == 0;
     if (is_deferred) {
         sim_release(&group->op);
@@ -570,7 +599,7 @@ static ncclResult_t post(int at)
         comm->deferred_stream = stream;
         comm->deferred_polls = 1 + (int)(draw() % 3);
     } else {
-        sim_group_give(group, stream);
+        sim_enqueue_locked(stream, &group->op);
     }
     sim_unlock();
     return is_deferred ? ncclInProgress : ncclSuccess;

@@ -22,6 +22,9 @@
  *  - ncclCommAbort ends what is being moved and may come from any thread, as may
  *    ncclCommGetAsyncError; ncclCommDestroy waits for all groups. The handle is dead
  *    after either.
+ *  - A group that is posted on a stream which is being captured becomes a node. Each launch
+ *    of the graph posts it anew, in the order of the launches. Finalizing, destroying and
+ *    aborting wait until all graphs that have groups of the communicator are gone.
  *  - Two ranks on one device: ncclInvalidUsage for all.
  *
  * Violations (simgpu.h): sizes that differ, a group left open by a thread that ends or

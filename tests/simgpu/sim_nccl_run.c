@@ -46,15 +46,38 @@ static bool is_next_of_comm(const struct group *group)
     return group->number == group->comm->ended + 1;
 }
 
-void sim_group_give(struct group *group, cudaStream_t stream)
+void sim_group_number(struct group *group)
 {
+    struct ncclComm *comm = group->comm;
+    group->number = comm->posted += 1;
+    for (int i = 0; i < group->count; i++) {
+        struct transfer *t = &group->transfers[i];
+        t->number = t->is_send ? comm->sent[t->peer]++ : comm->received[t->peer]++;
+    }
+}
+
+void sim_group_launch(struct sim_op *op, cudaStream_t stream)
+{
+    struct group *group = (struct group *)op;
+    if (op->is_copy) {
+        sim_group_number(group);
+    }
     struct group **at = &lines[group->comm->device].first;
     while (*at) {
         at = &(*at)->next;
     }
     *at = group;
-    sim_enqueue_locked(stream, &group->op);
+    sim_push(stream, op);
     sim_wake(&group->comm->hub->changed); /* who waits for it may be in a circle now */
+}
+
+void sim_group_drop(struct sim_op *op)
+{
+    struct group *group = (struct group *)op;
+    if (group->graph) {
+        group->comm->captured -= 1;
+        sim_wake(&group->comm->hub->changed);
+    }
 }
 
 /* Locked. The group has ended: others may begin. */

@@ -22,13 +22,20 @@ static struct CUevent_st *events;
 static struct CUstream_st *default_streams[SIMGPU_DEVICES];
 static int stream_count;
 
+struct sim_mark *sim_mark_create(void)
+{
+    struct sim_mark *mark = SIM_ROOM(struct sim_mark);
+    mark->references = 1;
+    return mark;
+}
+
 static struct sim_mark *mark_ref(struct sim_mark *mark)
 {
     mark->references += 1;
     return mark;
 }
 
-static void mark_unref(struct sim_mark *mark)
+void sim_mark_unref(struct sim_mark *mark)
 {
     mark->references -= 1;
     if (mark->references == 0) {
@@ -44,7 +51,6 @@ static void run_mark(struct sim_op *op, cudaStream_t stream)
     sim_lock();
     mark->is_reached = true;
     sim_wake(&mark->reached);
-    mark_unref(mark);
     sim_unlock();
 }
 
@@ -57,8 +63,12 @@ static void run_await(struct sim_op *op, cudaStream_t stream)
         sim_wait(&mark->reached);
     }
     sim_acquire(mark);
-    mark_unref(mark);
     sim_unlock();
+}
+
+static void drop_mark(struct sim_op *op)
+{
+    sim_mark_unref(((struct mark_op *)op)->mark);
 }
 
 static void run_host(struct sim_op *op, cudaStream_t stream)
@@ -98,6 +108,9 @@ static void *work(void *arg)
         stream->running = NULL;
         stream->done += 1;
         sim_wake(&stream->progress);
+        if (op->drop && !op->is_copy) {
+            op->drop(op);
+        }
         free(op);
     }
     stream->device = -1; /* nobody is in it any more */
@@ -152,8 +165,8 @@ cudaStream_t sim_stream(cudaStream_t stream)
     return stream;
 }
 
-/* Locked; without the default stream's order. */
-static void push(cudaStream_t stream, struct sim_op *op)
+/* Without the default stream's order. */
+void sim_push(cudaStream_t stream, struct sim_op *op)
 {
     op->next = NULL;
     op->number = stream->given += 1;
@@ -166,11 +179,22 @@ static void push(cudaStream_t stream, struct sim_op *op)
 static struct sim_op *mark_op_create(const char *name, struct sim_mark *mark,
                                      void (*run)(struct sim_op *, cudaStream_t))
 {
-    struct mark_op *self = SIM_ROOM(struct mark_op);
+    struct mark_op *self = SIM_OP(struct mark_op);
     self->op.name = name;
     self->op.run = run;
+    self->op.drop = drop_mark;
     self->mark = mark_ref(mark);
     return &self->op;
+}
+
+void sim_push_mark(cudaStream_t stream, struct sim_mark *mark)
+{
+    sim_push(stream, mark_op_create("mark", mark, run_mark));
+}
+
+void sim_push_await(cudaStream_t stream, struct sim_mark *mark)
+{
+    sim_push(stream, mark_op_create("wait for a mark", mark, run_await));
 }
 
 /* `stream` waits for what `other` has been given. */
@@ -179,14 +203,53 @@ static void follow(cudaStream_t stream, cudaStream_t other)
     if (other->given == 0) {
         return;
     }
-    struct sim_mark *mark = SIM_ROOM(struct sim_mark);
-    push(other, mark_op_create("mark", mark, run_mark));
-    push(stream, mark_op_create("wait for the default stream", mark, run_await));
+    struct sim_mark *mark = sim_mark_create();
+    sim_push_mark(other, mark);
+    sim_push(stream, mark_op_create("wait for the default stream", mark, run_await));
+    sim_mark_unref(mark);
+}
+
+cudaStream_t sim_stream_create_internal(int device, int number)
+{
+    cudaStream_t stream = stream_create(device, false, number);
+    stream->is_internal = true;
+    return stream;
+}
+
+void sim_stream_close(cudaStream_t stream)
+{
+    stream->magic = SIM_GONE;
+    stream->is_closing = true;
+    sim_wake(&stream->work);
+}
+
+bool sim_stream_is_blocking_captured(int device)
+{
+    bool is_captured = false;
+    for (cudaStream_t s = streams; s; s = s->next) {
+        is_captured =
+            is_captured || (s->is_blocking && s->device == device && s->capture);
+    }
+    return is_captured;
+}
+
+void sim_stream_end_capture(struct sim_capture *capture)
+{
+    for (cudaStream_t s = streams; s; s = s->next) {
+        if (s->capture == capture) {
+            s->capture = NULL;
+            sim_nodes_free(&s->after);
+        }
+    }
 }
 
 void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op)
 {
     cudaStream_t first = default_streams[stream->device];
+    if (stream->capture) {
+        sim_capture_take(stream, op);
+        return;
+    }
     if (stream->number == 0) {
         for (cudaStream_t s = streams; s; s = s->next) {
             if (s->is_blocking && s->device == stream->device && !s->is_closing) {
@@ -196,7 +259,11 @@ void sim_enqueue_locked(cudaStream_t stream, struct sim_op *op)
     } else if (stream->is_blocking && first) {
         follow(stream, first);
     }
-    push(stream, op);
+    if (op->give) {
+        op->give(op, stream);
+    } else {
+        sim_push(stream, op);
+    }
 }
 
 void sim_enqueue(cudaStream_t stream, struct sim_op *op)
@@ -282,7 +349,7 @@ void sim_stream_count(struct simgpu_live *live)
 {
     sim_lock();
     for (cudaStream_t s = streams; s; s = s->next) {
-        live->streams += s->number > 0 && !s->is_closing;
+        live->streams += s->number > 0 && !s->is_closing && !s->is_internal;
     }
     for (cudaEvent_t e = events; e; e = e->next) {
         live->events += e->magic == SIM_EVENT;
@@ -322,7 +389,7 @@ void sim_stream_reset(void)
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     sim_nccl_check_waiting("cudaDeviceSynchronize");
     sim_lock();
     sim_stats[sim_current_device()].host_waits += 1;
@@ -375,19 +442,21 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         return sim_error(cudaErrorInvalidResourceHandle);
     }
     sim_lock();
-    stream->magic = SIM_GONE;
-    stream->is_closing = true;
-    sim_wake(&stream->work);
+    sim_stream_close(stream);
     sim_unlock();
     return sim_error(sim_leave());
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     stream = sim_stream(stream);
     if (!stream) {
         return sim_error(cudaErrorInvalidResourceHandle);
+    }
+    cudaError_t spoilt = sim_capture_spoil(stream);
+    if (spoilt != cudaSuccess) {
+        return sim_error(spoilt);
     }
     sim_lock();
     bool is_done = stream->done == stream->given;
@@ -400,11 +469,15 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     sim_nccl_check_waiting("cudaStreamSynchronize");
     stream = sim_stream(stream);
     if (!stream) {
         return sim_error(cudaErrorInvalidResourceHandle);
+    }
+    cudaError_t spoilt = sim_capture_spoil(stream);
+    if (spoilt != cudaSuccess) {
+        return sim_error(spoilt);
     }
     sim_lock();
     sim_stats[stream->device].host_waits += 1;
@@ -420,7 +493,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     if (!stream) {
         return sim_error(cudaErrorInvalidResourceHandle);
     }
-    struct host_op *self = SIM_ROOM(struct host_op);
+    struct host_op *self = SIM_OP(struct host_op);
     self->op.name = "host function";
     self->op.run = run_host;
     self->function = function;
@@ -461,6 +534,26 @@ static bool is_event(cudaEvent_t event)
     return true;
 }
 
+/* Locked: what was recorded last. */
+static void event_clear(cudaEvent_t event)
+{
+    if (event->mark) {
+        sim_mark_unref(event->mark);
+    }
+    event->mark = NULL;
+    event->capture = 0;
+    sim_nodes_free(&event->after);
+}
+
+/* Nobody can ask when a node has happened. */
+static bool is_captured(cudaEvent_t event)
+{
+    sim_lock();
+    bool is = event->capture != 0;
+    sim_unlock();
+    return is;
+}
+
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     if (!is_event(event)) {
@@ -468,10 +561,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     }
     sim_lock();
     event->magic = SIM_GONE;
-    if (event->mark) {
-        mark_unref(event->mark);
-        event->mark = NULL;
-    }
+    event_clear(event);
     sim_unlock();
     return sim_error(sim_leave());
 }
@@ -485,13 +575,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     }
     sim_lock();
     sim_stats[stream->device].records += 1;
-    if (event->mark) {
-        mark_unref(event->mark);
+    event_clear(event);
+    if (stream->capture) {
+        sim_capture_record(event, stream);
+    } else {
+        event->mark = sim_mark_create();
+        sim_enqueue_locked(stream,
+                           mark_op_create("record of an event", event->mark, run_mark));
     }
-    event->mark = mark_ref(SIM_ROOM(struct sim_mark));
-    struct sim_op *op = mark_op_create("record of an event", event->mark, run_mark);
     sim_unlock();
-    sim_enqueue(stream, op);
     return cudaSuccess;
 }
 
@@ -502,24 +594,27 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (!stream || !is_event(event) || flags != cudaEventWaitDefault) {
         return sim_error(cudaErrorInvalidResourceHandle);
     }
-    struct sim_op *op = NULL;
+    cudaError_t error = cudaSuccess;
     sim_lock();
     sim_stats[stream->device].awaits += 1;
-    if (event->mark) {
-        op = mark_op_create("wait for an event", event->mark, run_await);
+    if (stream->capture || event->capture) {
+        error = sim_capture_await(stream, event);
+    } else if (event->mark) {
+        sim_enqueue_locked(stream,
+                           mark_op_create("wait for an event", event->mark, run_await));
     }
     sim_unlock();
-    if (op) {
-        sim_enqueue(stream, op);
-    }
-    return cudaSuccess;
+    return sim_error(error);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     if (!is_event(event)) {
         return sim_error(cudaErrorInvalidResourceHandle);
+    }
+    if (is_captured(event)) {
+        return sim_error(cudaErrorCapturedEvent);
     }
     sim_lock();
     bool is_reached = !event->mark || event->mark->is_reached;
@@ -532,10 +627,13 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    SIM_ENTER();
+    SIM_ENTER_UNSAFE();
     sim_nccl_check_waiting("cudaEventSynchronize");
     if (!is_event(event)) {
         return sim_error(cudaErrorInvalidResourceHandle);
+    }
+    if (is_captured(event)) {
+        return sim_error(cudaErrorCapturedEvent);
     }
     int64_t end = patience_end();
     sim_lock();
@@ -543,13 +641,13 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     struct sim_mark *mark = event->mark ? mark_ref(event->mark) : NULL;
     while (mark && !mark->is_reached) {
         if (!sim_wait_until(&mark->reached, end) && !mark->is_reached) {
-            mark_unref(mark);
+            sim_mark_unref(mark);
             return impatient("cudaEventSynchronize");
         }
     }
     if (mark) {
         sim_acquire(mark);
-        mark_unref(mark);
+        sim_mark_unref(mark);
     }
     sim_unlock();
     return sim_error(sim_leave());

@@ -19,6 +19,12 @@
  *    that has the memory is an error, closing what is not open and freeing what somebody
  *    has open are violations, and so are copies from and to what is not open. A device is
  *    of one process (simgpu_set_process). Kernels are not watched here.
+ *  - A stream that is being captured runs nothing: what it is given becomes nodes of a graph,
+ *    behind those that CUDA says. A launch runs the nodes on threads of its own, each when
+ *    those before it are done and no sooner than its delay. What may not be done meanwhile
+ *    (cudaMalloc, queries and host waits, by the thread's and the capture's mode), an event
+ *    of outside awaited, a fork that is not joined are the errors that CUDA gives, and spoil
+ *    the capture. Memory of cudaMallocAsync is the graph's, and has to be freed in it.
  *  - An error is the calling thread's last one until it is taken; a broken device answers
  *    every call with its error.
  *
@@ -98,6 +104,7 @@ struct simgpu_stats simgpu_stats(void); /* of all devices together */
 /* What is alive; default streams do not count. */
 struct simgpu_live {
     int blocks, streams, events, comms, mappings;
+    int graphs; /* executable ones too */
 };
 struct simgpu_live simgpu_live(void);
 

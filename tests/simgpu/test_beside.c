@@ -36,6 +36,7 @@ static const struct world_transport beside = {
     .close = gpus_close,
     .join = gpus_join,
     .leave = gpus_leave,
+    .stream = gpus_stream,
     .take = gpus_take,
     .give = gpus_give,
 };

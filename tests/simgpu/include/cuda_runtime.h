@@ -31,6 +31,26 @@ extern "C" {
     X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")        \
     X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                       \
     X(cudaErrorNotSupported, 801, "operation not supported")                           \
+    X(cudaErrorStreamCaptureUnsupported, 900,                                          \
+      "operation not permitted when stream is capturing")                              \
+    X(cudaErrorStreamCaptureInvalidated, 901,                                          \
+      "operation failed due to a previous error during capture")                       \
+    X(cudaErrorStreamCaptureMerge, 902,                                                \
+      "operation would result in a merge of separate capture sequences")               \
+    X(cudaErrorStreamCaptureUnmatched, 903,                                            \
+      "capture was not ended in the same "                                             \
+      "stream as it began")                                                            \
+    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")       \
+    X(cudaErrorStreamCaptureIsolation, 905,                                            \
+      "dependency created on uncaptured work in another stream")                       \
+    X(cudaErrorStreamCaptureImplicit, 906,                                             \
+      "operation would make the legacy stream depend on a capturing blocking stream")  \
+    X(cudaErrorCapturedEvent, 907,                                                     \
+      "operation not permitted on an event last "                                      \
+      "recorded in a capturing stream")                                                \
+    X(cudaErrorStreamCaptureWrongThread, 908,                                          \
+      "attempt to terminate a thread-local "                                           \
+      "capture sequence from another thread")                                          \
     X(cudaErrorUnknown, 999, "unknown error")
 
 typedef enum cudaError {
@@ -41,6 +61,11 @@ typedef enum cudaError {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+typedef struct CUgraphNode_st *cudaGraphNode_t;
+typedef struct CUuserObject_st *cudaUserObject_t;
+typedef struct cudaGraphEdgeData_st cudaGraphEdgeData;
 
 #define cudaStreamLegacy ((cudaStream_t)0x1)
 #define cudaStreamDefault 0x00
@@ -93,6 +118,22 @@ struct cudaDeviceProp {
     char name[256];
     cudaUUID_t uuid;
 };
+
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+    cudaStreamCaptureStatusInvalidated = 2
+};
+
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2
+};
+
+enum cudaUserObjectFlags { cudaUserObjectNoDestructorSync = 1 };
+
+enum cudaUserObjectRetainFlags { cudaGraphUserObjectMove = 1 };
 
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
@@ -167,6 +208,28 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
+
+/* Capture and graphs. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream,
+                                   enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out);
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                     enum cudaStreamCaptureStatus *status,
+                                     unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **dependencies,
+                                     const cudaGraphEdgeData **edges, size_t *count);
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *out, void *data,
+                                 cudaHostFn_t destroy, unsigned references,
+                                 unsigned flags);
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned references);
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object,
+                                      unsigned references, unsigned flags);
 
 /* Kernels. */
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute,

@@ -3,6 +3,7 @@
 Importing this puts the simulated `cp_attn._cuda` in the place of the built one, for the whole process.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -59,7 +60,7 @@ class Stats(ctypes.Structure):
 
 
 class Live(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms", "mappings")]
+    _fields_ = [(name, ctypes.c_int) for name in ("blocks", "streams", "events", "comms", "mappings", "graphs")]
 
 
 LIB.simgpu_stats.restype = Stats
@@ -69,8 +70,11 @@ LIB.cudaMemcpyAsync.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_
 LIB.simgpu_set_peer_access.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_bool]
 LIB.simgpu_fail_call.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int]
 LIB.simnccl_fail_after.argtypes = [ctypes.c_int64]
-for name in ("cudaFree", "cudaStreamSynchronize", "cudaStreamDestroy"):
+for name in ("cudaFree", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaGraphDestroy", "cudaGraphExecDestroy"):
     getattr(LIB, name).argtypes = [ctypes.c_void_p]
+LIB.cudaStreamBeginCapture.argtypes = [ctypes.c_void_p, ctypes.c_int]
+LIB.cudaStreamEndCapture.argtypes = LIB.cudaGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+LIB.cudaGraphInstantiate.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong]
 
 
 def check(error):
@@ -92,17 +96,65 @@ class Stream:
         check(LIB.cudaStreamDestroy(self.handle))
 
 
+@contextlib.contextmanager
+def unbound_by_captures():
+    """Let the thread do what captures forbid: as torch's allocator, it knows what it does."""
+    mode = ctypes.c_int(2)
+    check(LIB.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
+    yield
+    check(LIB.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
+
+
 class Memory:
-    """A block of a device."""
+    """A block of a device; while a graph is captured there it is the graph's, and given back with it, as torch's is."""
 
     def __init__(self, device, bytes):
         self.device, self.bytes = device, bytes
         self.address = ctypes.c_void_p()
+        self.graph = Graph.under_way.get(device)
         check(LIB.cudaSetDevice(device))
-        check(LIB.cudaMalloc(ctypes.byref(self.address), max(bytes, 1)))
+        with unbound_by_captures():
+            check(LIB.cudaMalloc(ctypes.byref(self.address), max(bytes, 1)))
+        if self.graph is not None:
+            self.graph.pool.append(self.address)
 
     def __del__(self):
-        check(LIB.cudaFree(self.address))
+        if self.graph is None:
+            with unbound_by_captures():
+                check(LIB.cudaFree(self.address))
+
+
+class Graph:
+    """What the current stream of a device is given within a `with` block, to be launched; as torch.cuda.graph."""
+
+    under_way = {}
+
+    def __init__(self, device):
+        self.device, self.pool, self.exec = device, [], ctypes.c_void_p()
+
+    def __enter__(self):
+        check(LIB.cudaSetDevice(self.device))
+        check(LIB.cudaStreamBeginCapture(Fast.streams[self.device].handle, 0))
+        self.under_way[self.device] = self
+        return self
+
+    def __exit__(self, *exception):
+        del self.under_way[self.device]
+        graph = ctypes.c_void_p()
+        check(LIB.cudaStreamEndCapture(Fast.streams[self.device].handle, ctypes.byref(graph)))
+        check(LIB.cudaGraphInstantiate(ctypes.byref(self.exec), graph, 0))
+        check(LIB.cudaGraphDestroy(graph))
+
+    def launch(self):
+        check(LIB.cudaSetDevice(self.device))
+        check(LIB.cudaGraphLaunch(self.exec, Fast.streams[self.device].handle))
+
+    def close(self):
+        check(LIB.cudaSetDevice(self.device))
+        check(LIB.cudaDeviceSynchronize())
+        check(LIB.cudaGraphExecDestroy(self.exec))
+        for address in self.pool:
+            check(LIB.cudaFree(address))
 
 
 class Array:
@@ -123,6 +175,13 @@ class Array:
         stream = self.stream.handle if self.stream else None
         check(LIB.cudaMemcpyAsync(self.memory.address, base.ctypes.data, base.nbytes, 1, stream))
         self.source = base  # the copy may not have happened
+
+    def write(self, values):
+        """Copy other values of the same layout into it."""
+        check(LIB.cudaSetDevice(self.memory.device))
+        stream = self.stream.handle if self.stream else None
+        check(LIB.cudaMemcpyAsync(self.memory.address, values.ctypes.data, values.nbytes, 1, stream))
+        self.source = values
 
     def fill(self, tensor):
         """Write what DLPack says of this array."""

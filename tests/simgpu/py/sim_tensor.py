@@ -107,11 +107,12 @@ def over(address, shape, strides, dtype, owner):
 
 
 def empty(shape, dtype, device=None):
-    """Return a packed tensor whose memory is taken back in the order of the current stream."""
+    """Return a packed tensor whose memory is taken back in the order of the current stream, or is a graph's."""
     device = current_device() if device is None else device
     count = torch.Size(shape).numel()
     strides = torch.empty(tuple(shape), device="meta").stride()
-    block = StreamBlock(device, count * dtype.itemsize)
+    kind = Block if device in sim.Graph.under_way else StreamBlock
+    block = kind(device, count * dtype.itemsize)
     return over(block.address.value, shape, strides, dtype, block)
 
 

@@ -1,0 +1,449 @@
+/* Calls captured in graphs: launched again and again with other numbers, beside calls that
+ * are not, closed before the graph has gone; and what cannot be captured. */
+#include "gpus.h"
+#include "plan/agree.h"
+
+enum { GRAPHS = 2, ROUNDS = 3 };
+
+/* What a rank has captured. */
+struct tape {
+    struct cp_view tensors[WORLD_SCENES][CP_TENSORS]; /* of the device */
+    cudaGraphExec_t exec[GRAPHS];                     /* scenes in turns */
+    cudaStream_t aside;
+    cudaEvent_t event;
+};
+
+static pthread_barrier_t barrier;
+
+/* The last of them goes on first, alone. */
+static bool meet(void)
+{
+    return pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD;
+}
+
+/* A call on tensors that are there, as world_start. */
+static enum cp_code call_on(struct world *w, int rank, const struct scene *scene,
+                            enum cp_op op, const struct cp_view tensors[CP_TENSORS])
+{
+    struct cp_context *context = w->context[rank];
+    struct cp_record record;
+    scene_record(scene, rank, op, &record);
+    record.call.want_lse = op == CP_OP_ATTENTION ? 1 : scene->want_lse;
+    record.call.check = cp_lengths_hash(scene->rows, scene->keys, w->size);
+    CP_TRY(cp_context_describe(context, w->transport->stream(w, rank), &record));
+    CP_TRY(cp_context_begin(context, &record, NULL));
+    return cp_context_execute(context, tensors);
+}
+
+/* Forward and backward of every second scene. */
+static void capture(struct world *w, int rank, struct tape *tape, int which)
+{
+    static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
+    const struct gpu *gpu = w->own[rank];
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal),
+                 cudaSuccess);
+    for (int i = which; i < WORLD_SCENES; i += GRAPHS) {
+        for (int pass = 0; pass < 2; pass++) {
+            enum cp_code code =
+                call_on(w, rank, &w->scenes[i], ops[pass], tape->tensors[i]);
+            if (!CHECK_EQ_I64(code, CP_OK)) {
+                (void)fprintf(stderr, "rank %d: %s\n", rank, cp_last_error()->text);
+            }
+        }
+    }
+    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphInstantiate(&tape->exec[which], graph, 0), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+static void tape_begin(struct world *w, int rank, struct tape *tape)
+{
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamCreateWithFlags(&tape->aside, cudaStreamNonBlocking),
+                 cudaSuccess);
+    CHECK_EQ_I64(cudaEventCreateWithFlags(&tape->event, cudaEventDisableTiming),
+                 cudaSuccess);
+    for (int i = 0; i < WORLD_SCENES; i++) {
+        memcpy(tape->tensors[i], w->scenes[i].tensors[rank], sizeof tape->tensors[i]);
+        gpus_alloc(rank, tape->tensors[i]);
+    }
+    (void)meet(); /* nobody allocates while another captures */
+    for (int which = 0; which < GRAPHS; which++) {
+        capture(w, rank, tape, which);
+    }
+    (void)meet();
+}
+
+static void tape_end(struct world *w, int rank, struct tape *tape)
+{
+    for (int which = 0; which < GRAPHS; which++) {
+        CHECK_EQ_I64(cudaGraphExecDestroy(tape->exec[which]), cudaSuccess);
+    }
+    for (int i = 0; i < WORLD_SCENES; i++) {
+        gpus_free(w->scenes[i].tensors[rank], tape->tensors[i]);
+    }
+    CHECK_EQ_I64(cudaStreamDestroy(tape->aside), cudaSuccess);
+    CHECK_EQ_I64(cudaEventDestroy(tape->event), cudaSuccess);
+}
+
+static void follow(cudaStream_t stream, cudaStream_t first, cudaEvent_t event)
+{
+    CHECK_EQ_I64(cudaEventRecord(event, first), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamWaitEvent(stream, event, 0), cudaSuccess);
+}
+
+static void copy_all(struct world *w, int rank, const struct tape *tape, bool to_host)
+{
+    const struct gpu *gpu = w->own[rank];
+    for (int i = 0; i < WORLD_SCENES; i++) {
+        gpus_copy(gpu->stream, w->scenes[i].tensors[rank], tape->tensors[i], to_host);
+    }
+}
+
+/* Launches both graphs, the second on a stream of its own, and a call that is in neither. */
+static void launch(struct world *w, int rank, struct tape *tape, int round)
+{
+    const struct gpu *gpu = w->own[rank];
+    const struct scene *eager = &w->scenes[round % WORLD_SCENES];
+    copy_all(w, rank, tape, false);
+    follow(tape->aside, gpu->stream, tape->event);
+    CHECK_EQ_I64(cudaGraphLaunch(tape->exec[0], gpu->stream), cudaSuccess);
+    if (round > 0) {
+        CHECK_EQ_I64(call_on(w, rank, eager, CP_OP_ATTENTION,
+                             tape->tensors[round % WORLD_SCENES]),
+                     CP_OK);
+    }
+    follow(tape->aside, gpu->stream, tape->event); /* the call may be one of its */
+    CHECK_EQ_I64(cudaGraphLaunch(tape->exec[1], tape->aside), cudaSuccess);
+    follow(gpu->stream, tape->aside, tape->event);
+    copy_all(w, rank, tape, true);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+}
+
+/* One rank, for all. */
+static void judge_and_redraw(struct world *w, int round)
+{
+    for (int i = 0; i < WORLD_SCENES; i++) {
+        char text[400];
+        scene_print(&w->scenes[i], text, sizeof text);
+        TEST_CONTEXT("round %d: %.200s", round, text);
+        CHECK(scene_judge(&w->scenes[i], CP_OP_ATTENTION));
+        CHECK(scene_judge(&w->scenes[i], CP_OP_ATTENTION_BACKWARD));
+        if (round + 1 < ROUNDS) {
+            scene_redraw(&w->scenes[i], test_seed + (uint64_t)(round * 100 + i));
+            scene_poison(&w->scenes[i], CP_OP_ATTENTION);
+            scene_poison(&w->scenes[i], CP_OP_ATTENTION_BACKWARD);
+        }
+    }
+}
+
+static void play_rounds(int rank, void *arg)
+{
+    struct world *w = arg;
+    struct tape *tape = calloc(1, sizeof *tape);
+    if (tape == NULL) {
+        abort();
+    }
+    tape_begin(w, rank, tape);
+    for (int round = 0; round < ROUNDS; round++) {
+        launch(w, rank, tape, round);
+        if (meet()) {
+            judge_and_redraw(w, round);
+        }
+        (void)meet();
+    }
+    tape_end(w, rank, tape);
+    free(tape);
+}
+
+static void play(int ring, int ulysses, int32_t variant)
+{
+    (void)pthread_barrier_init(&barrier, NULL, (unsigned)(ring * ulysses));
+    world_play_by(play_rounds, ring, ulysses, &gpus, variant, 0, NULL);
+    (void)pthread_barrier_destroy(&barrier);
+}
+
+TEST(rings)
+{
+    play(2, 1, CP_EVEN);
+    play(2, 1, CP_ANYTHING);
+    play(4, 1, CP_ANYTHING);
+}
+
+TEST(ulysses)
+{
+    play(1, 2, CP_EVEN);
+    play(1, 3, CP_ANYTHING);
+}
+
+TEST(unified)
+{
+    play(2, 2, CP_EVEN);
+    play(2, 2, CP_ANYTHING);
+}
+
+/* ---- a communicator that graphs hold ---- */
+
+/* A world of one scene, in which the ranks have something to tell each other. */
+static void open_one(struct world *w, int ring, int ulysses)
+{
+    uint64_t seed = test_seed;
+    world_open(w, ring, ulysses, &gpus, CP_EVEN, 0);
+    do {
+        scene_destroy(&w->scenes[0]);
+        scene_create(&w->scenes[0], seed++, ring, ulysses);
+    } while (w->scenes[0].variant != CP_EVEN || w->scenes[0].is_replicated ||
+             w->scenes[0].all_rows == 0 || w->scenes[0].all_keys == 0);
+    scene_poison(&w->scenes[0], CP_OP_ATTENTION);
+    (void)pthread_barrier_init(&barrier, NULL, (unsigned)w->size);
+}
+
+static void close_one(struct world *w)
+{
+    (void)pthread_barrier_destroy(&barrier);
+    scene_destroy(&w->scenes[0]);
+    world_close(w);
+}
+
+/* The forward of scene 0. */
+static cudaGraphExec_t capture_one(struct world *w, int rank,
+                                   struct cp_view tensors[CP_TENSORS])
+{
+    const struct gpu *gpu = w->own[rank];
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    memcpy(tensors, w->scenes[0].tensors[rank], sizeof w->scenes[0].tensors[rank]);
+    gpus_take(w, rank, tensors);
+    (void)meet();
+    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal),
+                 cudaSuccess);
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
+    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    (void)meet();
+    return exec;
+}
+
+/* It waits for nobody; what was captured goes on, and the last graph takes it along. */
+static void close_early(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    int64_t start_ns = cp_now_ns();
+    cp_context_destroy(&w->context[rank]);
+    CHECK(cp_now_ns() - start_ns < 900000000);
+    (void)meet();
+    CHECK_EQ_I64(simgpu_live().comms, w->size);
+    (void)meet();
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+TEST(a_context_is_closed_before_its_graph)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, close_early, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    close_one(&w);
+}
+
+/* The graph goes first. */
+static void close_late(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+TEST(a_graph_goes_before_its_context)
+{
+    struct world w;
+    open_one(&w, 1, 2);
+    ranks_as_threads(w.size, close_late, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    close_one(&w);
+}
+
+/* ---- what goes wrong while a graph is launched ---- */
+
+/* Rank 1 does not launch, and breaks the context: rank 0's launch ends. */
+static void break_launch(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS], more[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    if (rank == 0) {
+        CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    } else {
+        struct cp_status reason = {.code = CP_ERR_COMM, .rank = 1, .text = "no more"};
+        cp_watch_poison(&w->watch[rank], &reason);
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    CHECK_EQ_I64(world_start(w, rank, &w->scenes[0], CP_OP_ATTENTION, more),
+                 CP_ERR_COMM);
+    CHECK_STR_HAS(cp_last_error()->text, "no more");
+    gpus_free(w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+TEST(poison_ends_a_launch)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, break_launch, &w);
+    close_one(&w);
+}
+
+/* ---- what cannot be captured ---- */
+
+static void lack_lengths(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_record record;
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
+                 cudaSuccess);
+    scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
+    CHECK_EQ_I64(
+        cp_context_describe(w->context[rank], (struct cp_stream *)gpu->stream, &record),
+        CP_OK);
+    CHECK_EQ_I64(record.call.is_captured, 1);
+    CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text, "pass seq_lens=");
+    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    /* And the context goes on. */
+    CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
+}
+
+TEST(uneven_lengths_have_to_be_told)
+{
+    struct world w;
+    uint64_t seed = test_seed;
+    world_open(&w, 2, 1, &gpus, CP_ANYTHING, 0);
+    do {
+        scene_destroy(&w.scenes[0]);
+        scene_create(&w.scenes[0], seed++, 2, 1);
+    } while (w.scenes[0].variant != CP_ANYTHING || w.scenes[0].is_replicated);
+    ranks_as_threads(w.size, lack_lengths, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    scene_destroy(&w.scenes[0]);
+    world_close(&w);
+}
+
+/* Rank 1 does not capture what rank 0 does. */
+static void capture_alone(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    memset(tensors, 0, sizeof tensors);
+    if (rank == 0) {
+        CHECK_EQ_I64(
+            cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
+            cudaSuccess);
+    }
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors),
+                 CP_ERR_VALUE);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "rank 1 differs from rank 0 in whether it is captured in a graph");
+    if (rank == 0) {
+        CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
+        CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    }
+}
+
+TEST(all_ranks_capture_or_none)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, capture_alone, &w);
+    close_one(&w);
+}
+
+/* A call on another stream, while one of a capture has the lanes. */
+static void call_beside(int rank, void *arg)
+{
+    struct world *w = arg;
+    struct gpu *gpu = w->own[rank];
+    cudaStream_t captured = gpu->stream, aside = NULL;
+    struct cp_view tensors[CP_TENSORS];
+    struct cp_record record;
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
+    memcpy(tensors, w->scenes[0].tensors[rank], sizeof tensors);
+    gpus_take(w, rank, tensors);
+    CHECK_EQ_I64(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal),
+                 cudaSuccess);
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
+    scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
+    CHECK_EQ_I64(
+        cp_context_describe(w->context[rank], (struct cp_stream *)aside, &record),
+        CP_ERR_RUNTIME);
+    CHECK_STR_HAS(cp_last_error()->text, "end that capture before");
+    CHECK_EQ_I64(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    gpu->stream = aside;
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
+    CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    gpu->stream = captured;
+    CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);
+}
+
+TEST(a_call_beside_a_capture_is_refused)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, call_beside, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    close_one(&w);
+}
+
+/* Something before the call has spoilt the capture. */
+static void call_spoilt(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_record record;
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
+                 cudaSuccess);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaErrorStreamCaptureUnsupported);
+    (void)cudaGetLastError();
+    scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
+    CHECK_EQ_I64(
+        cp_context_describe(w->context[rank], (struct cp_stream *)gpu->stream, &record),
+        CP_ERR_RUNTIME);
+    CHECK_STR_HAS(cp_last_error()->text, "has failed before it");
+    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph),
+                 cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+}
+
+TEST(a_spoilt_capture_is_said_to_be)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, call_spoilt, &w);
+    close_one(&w);
+}
