@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(cp_finish_args a
 
 enum cp_code cp_cuda_attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
-    int64_t blocks = cp_spot_blocks(args->q.n[0], args->q.n[2], args->q.n[1]);
+    int64_t blocks =
+        cp_spot_blocks(args->q.n[0], args->q.n[2], args->q.n[1], CP_SCORE_THREADS);
     return cp_with_type(args->q.dtype, [&](auto type) {
         return cp_cuda_launch(attend_kernel<decltype(type)>, blocks, CP_SCORE_THREADS,
                               stream, *args);

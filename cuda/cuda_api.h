@@ -27,6 +27,12 @@ enum cp_code cp_cuda_finish(const struct cp_finish_args *args,
 enum cp_code cp_cuda_delta(const struct cp_delta_args *args, struct cp_stream *stream);
 enum cp_code cp_cuda_grad(const struct cp_grad_args *args, struct cp_stream *stream);
 
+/* The own kernel, on tensor cores: the same for calls in bfloat16 and float16 with dims up
+ * to CP_OWN_MOST_DIM, on the plain kernel's panels and state. */
+enum { CP_OWN_MOST_DIM = 256 };
+enum cp_code cp_cuda_own_attend(const struct cp_attend_args *args,
+                                struct cp_stream *stream);
+
 /* What another kernel made of a block of keys, to be folded into the plain kernel's
  * state: an answer is a state whose maximum is lse and whose sum is 1. */
 struct cp_merge_args {

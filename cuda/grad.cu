@@ -76,11 +76,7 @@ template <class T>
 __device__ void add_head(const cp_grad_args &args, const cp_spot &at, int64_t head)
 {
     using Sum = cp_sum<T>;
-    const cp_place &place = args.place;
-    int64_t rows = args.q.n[1];
-    /* The first row that sees the key. */
-    int64_t row = place.is_causal ? place.k_first + at.row - place.q_first : 0;
-    row = row < 0 ? 0 : row;
+    int64_t rows = args.q.n[1], row = cp_first_query(args.place, at.row);
     const char *k = cp_address(args.k, at.batch, at.row, at.head);
     const char *v = cp_address(args.v, at.batch, at.row, at.head);
     cp_mask_plane mask = cp_mask_of(args.mask, at.batch, head);
@@ -119,12 +115,8 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) grad_kv_kernel(cp_grad_args 
     if (!cp_spot_find(args.k.n[2], args.k.n[1], &at)) {
         return;
     }
-    const cp_place &place = args.place;
-    int64_t first =
-        (place.kv_head_first + at.head) * place.heads_per_kv - place.head_first;
-    int64_t end = first + place.heads_per_kv;
-    end = end < args.q.n[2] ? end : args.q.n[2];
-    for (int64_t head = first < 0 ? 0 : first; head < end; head++) {
+    cp_head_span heads = cp_query_heads(args.place, args.q.n[2], at.head);
+    for (int64_t head = heads.first; head < heads.end; head++) {
         add_head<T>(args, at, head);
     }
 }
@@ -154,7 +146,8 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) delta_kernel(cp_delta_args a
 
 enum cp_code cp_cuda_delta(const struct cp_delta_args *args, struct cp_stream *stream)
 {
-    int64_t blocks = cp_spot_blocks(args->out.n[0], args->out.n[2], args->out.n[1]);
+    int64_t blocks = cp_spot_blocks(args->out.n[0], args->out.n[2], args->out.n[1],
+                                    CP_SCORE_THREADS);
     return cp_with_type(args->out.dtype, [&](auto type) {
         return cp_cuda_launch(delta_kernel<decltype(type)>, blocks, CP_SCORE_THREADS,
                               stream, *args);
@@ -163,8 +156,10 @@ enum cp_code cp_cuda_delta(const struct cp_delta_args *args, struct cp_stream *s
 
 enum cp_code cp_cuda_grad(const struct cp_grad_args *args, struct cp_stream *stream)
 {
-    int64_t q_blocks = cp_spot_blocks(args->q.n[0], args->q.n[2], args->q.n[1]);
-    int64_t kv_blocks = cp_spot_blocks(args->k.n[0], args->k.n[2], args->k.n[1]);
+    int64_t q_blocks =
+        cp_spot_blocks(args->q.n[0], args->q.n[2], args->q.n[1], CP_SCORE_THREADS);
+    int64_t kv_blocks =
+        cp_spot_blocks(args->k.n[0], args->k.n[2], args->k.n[1], CP_SCORE_THREADS);
     return cp_with_type(args->q.dtype, [&](auto type) {
         using T = decltype(type);
         CP_TRY(cp_cuda_launch(grad_q_kernel<T>, q_blocks, CP_SCORE_THREADS, stream,

@@ -6,6 +6,7 @@
 
 #include "cuda_api.h"
 #include "cuda_check.h"
+#include "kernel_own.h"
 #include "kernel_package.h"
 #include "kernel_torch.h"
 
@@ -89,15 +90,15 @@ const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
 /* ---- the choice ---- */
 
 /* Ascending; the first takes every call. */
+enum { PLAIN, OWN, TORCH, KERNELS };
 static const struct {
     const char *word; /* of CP_ATTN_CUDA_KERNEL */
     const struct cp_kernel_ops *ops;
-} kernels[] = {
-    {"plain", &cp_kernel_cuda_plain_ops},
-    {"torch", &cp_kernel_torch_ops},
+} kernels[KERNELS] = {
+    [PLAIN] = {"plain", &cp_kernel_cuda_plain_ops},
+    [OWN] = {"own", &cp_kernel_own_ops},
+    [TORCH] = {"torch", &cp_kernel_torch_ops},
 };
-
-enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 /* The kernel that the user asked for, or -1. */
 static enum cp_code wanted_kernel(int *out)
@@ -115,7 +116,8 @@ static enum cp_code wanted_kernel(int *out)
     }
     return cp_fail(
         CP_ERR_VALUE,
-        "CP_ATTN_CUDA_KERNEL is \"%.40s\"; allowed: plain, torch, or not set", text);
+        "CP_ATTN_CUDA_KERNEL is \"%.40s\"; allowed: plain, own, torch, or not set",
+        text);
 }
 
 static bool suits(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
@@ -139,14 +141,15 @@ enum cp_code cp_kernel_cuda_select(int limit, enum cp_backend backend,
         return (*out)->describe(dtype, head_dim, value_dim, format);
     }
     CP_TRY(wanted_kernel(&chosen));
-    if (chosen > 0 && !kernels[chosen].ops->is_available()) {
+    if (chosen == TORCH && !kernels[chosen].ops->is_available()) {
         return cp_fail(CP_ERR_UNSUPPORTED,
                        "CP_ATTN_CUDA_KERNEL is torch, but no torch with CUDA was "
                        "imported before the first call on a GPU");
     }
     if (chosen < 0) {
-        chosen = KERNELS - 1;
-        while (chosen > 0 && !suits(kernels[chosen].ops, dtype, head_dim, value_dim)) {
+        chosen = TORCH;
+        while (chosen > PLAIN &&
+               !suits(kernels[chosen].ops, dtype, head_dim, value_dim)) {
             chosen--;
         }
     }

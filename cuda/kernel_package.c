@@ -8,6 +8,7 @@
 #include "group_run.h"
 #include "kernel/package.h"
 #include "kernel_cuda.h"
+#include "kernel_own.h"
 
 static bool is_available(void)
 {
@@ -191,7 +192,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     char *room = NULL;
     void *held = NULL;
     if (args->has_dlse || count == 0) {
-        return cp_cuda_grad(args, stream);
+        return cp_kernel_own_grad(args, stream);
     }
     CP_TRY(package->room(package, out_bytes + lse_bytes, &room, &held));
     place_outcome(args, room, out_bytes, &outcome);

@@ -1,6 +1,6 @@
 /* torch's attention ops behind the kernel table: a block, or a piece of a causal one, that
  * one of them takes is answered by it and merged, or its gradients are added; any other
- * goes to the plain kernel. Panels and states are the plain kernel's, so neither ranks nor
+ * goes to our own kernels. Panels and states are the plain kernel's, so neither ranks nor
  * blocks need agree who computes. What torch makes is in memory of its own allocator until
  * it is merged or added. */
 #include "kernel_torch.h"
@@ -12,6 +12,7 @@
 #include "device_cuda.h"
 #include "group_run.h"
 #include "kernel_cuda.h"
+#include "kernel_own.h"
 #include "torch_run.h"
 
 static bool is_available(void)
@@ -189,7 +190,7 @@ static enum cp_code attend_by_pieces(const struct site *site,
     for (int i = 0; i < count; i++) {
         const struct cp_torch_op *op = choose_for(block, &pieces[i]);
         struct cp_attend_args part = attend_piece(args, &pieces[i]);
-        CP_TRY(op == NULL ? cp_cuda_attend(&part, site->stream)
+        CP_TRY(op == NULL ? cp_kernel_own_attend(&part, site->stream)
                           : answer_and_merge(site, op, &part, pieces[i].is_diagonal));
     }
     return CP_OK;
@@ -204,13 +205,13 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
     bool is_current = false;
     CP_TRY(site_of(stream, &site, &is_current));
     if (!is_current || is_empty(&args->q, &args->k)) {
-        return cp_cuda_attend(args, stream);
+        return cp_kernel_own_attend(args, stream);
     }
     CP_TRY(block_of(&site, &args->q, &k, &v, &args->place, &block));
     block.has_mask = args->mask.data != NULL;
     block.backend = args->backend;
     return cp_torch_op_choose(&block, NULL, 0) == NULL
-               ? cp_cuda_attend(args, stream)
+               ? cp_kernel_own_attend(args, stream)
                : attend_by_pieces(&site, &block, args);
 }
 
@@ -256,7 +257,7 @@ static enum cp_code grad_by_pieces(const struct site *site,
         struct cp_grad_args part = grad_piece(args, &pieces[i]);
         struct cp_torch_gradient gradient;
         if (op == NULL) {
-            CP_TRY(cp_cuda_grad(&part, site->stream));
+            CP_TRY(cp_kernel_own_grad(&part, site->stream));
             continue;
         }
         enum cp_code code =
@@ -274,7 +275,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     bool is_current = false;
     CP_TRY(site_of(stream, &site, &is_current));
     if (!is_current || is_empty(&args->q, &args->k)) {
-        return cp_cuda_grad(args, stream);
+        return cp_kernel_own_grad(args, stream);
     }
     CP_TRY(block_of(&site, &args->q, &args->k, &args->v, &args->place, &block));
     block.is_aligned = block.is_aligned && is_aligned(&args->dout);
@@ -283,7 +284,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     block.has_dlse = args->has_dlse;
     block.is_gradient = true;
     return cp_torch_op_choose(&block, NULL, 0) == NULL
-               ? cp_cuda_grad(args, stream)
+               ? cp_kernel_own_grad(args, stream)
                : grad_by_pieces(&site, &block, args);
 }
 

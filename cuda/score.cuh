@@ -1,8 +1,9 @@
-/* Scores of one row against a block of rows: what attend and grad of the plain kernel
- * share.
+/* Where rows, heads and masks are and who sees whom, which all kernels share; and, for the
+ * plain kernel, dot products of one row with a block of rows.
  *
- * A thread has one row a; the rows b of a block are the same for all threads of a warp
- * that belong to the same head, so that they come from the cache as one broadcast. */
+ * A thread of the plain kernel has one row a; the rows b of a block are the same for all
+ * threads of a warp that belong to the same head, so that they come from the cache as one
+ * broadcast. */
 #ifndef CP_CUDA_SCORE_CUH
 #define CP_CUDA_SCORE_CUH
 
@@ -47,24 +48,31 @@ __device__ inline char *cp_address(const cp_view &view, int64_t batch, int64_t r
            head * view.stride[2];
 }
 
-/* The row that a thread has, one of (batch, heads, rows), rows side by side. */
+/* One of (batch, heads, rows), rows side by side. */
 struct cp_spot {
     int64_t batch, head, row;
 };
 
-static inline int64_t cp_spot_blocks(int64_t batch, int64_t heads, int64_t rows)
+/* Blocks of threads that have `each` rows of one head. */
+static inline int64_t cp_spot_blocks(int64_t batch, int64_t heads, int64_t rows,
+                                     int64_t each)
 {
-    return batch * heads * ((rows + CP_SCORE_THREADS - 1) / CP_SCORE_THREADS);
+    return batch * heads * ((rows + each - 1) / each);
 }
 
-/* False where the thread has none. */
+/* The first row that a block has. */
+__device__ inline cp_spot cp_spot_of_block(int64_t heads, int64_t rows, int64_t each)
+{
+    int64_t blocks = (rows + each - 1) / each;
+    int64_t outer = blockIdx.x / blocks;
+    return cp_spot{outer / heads, outer % heads, (blockIdx.x - outer * blocks) * each};
+}
+
+/* The row that a thread has, of CP_SCORE_THREADS a block; false where it has none. */
 __device__ inline bool cp_spot_find(int64_t heads, int64_t rows, cp_spot *spot)
 {
-    int64_t blocks = (rows + CP_SCORE_THREADS - 1) / CP_SCORE_THREADS;
-    int64_t outer = blockIdx.x / blocks;
-    spot->row = (blockIdx.x - outer * blocks) * CP_SCORE_THREADS + threadIdx.x;
-    spot->head = outer % heads;
-    spot->batch = outer / heads;
+    *spot = cp_spot_of_block(heads, rows, CP_SCORE_THREADS);
+    spot->row += threadIdx.x;
     return spot->row < rows;
 }
 
@@ -72,6 +80,21 @@ __device__ inline bool cp_spot_find(int64_t heads, int64_t rows, cp_spot *spot)
 __device__ inline int64_t cp_kv_head(const cp_place &place, int64_t head)
 {
     return (place.head_first + head) / place.heads_per_kv - place.kv_head_first;
+}
+
+/* The query heads, counted in the q view, of a head of the k and v views: from `first` up
+ * to `end`. */
+struct cp_head_span {
+    int64_t first, end;
+};
+
+__device__ inline cp_head_span cp_query_heads(const cp_place &place, int64_t heads,
+                                              int64_t kv_head)
+{
+    int64_t first =
+        (place.kv_head_first + kv_head) * place.heads_per_kv - place.head_first;
+    int64_t end = first + place.heads_per_kv;
+    return cp_head_span{first < 0 ? 0 : first, end < heads ? end : heads};
 }
 
 /* How many of the first `keys` keys a query can see. */
@@ -82,6 +105,13 @@ __device__ inline int64_t cp_visible(const cp_place &place, int64_t query, int64
     }
     int64_t seen = place.q_first + query + 1 - place.k_first;
     return seen < 0 ? 0 : (seen < keys ? seen : keys);
+}
+
+/* The first query that can see a key. */
+__device__ inline int64_t cp_first_query(const cp_place &place, int64_t key)
+{
+    int64_t query = place.is_causal ? place.k_first + key - place.q_first : 0;
+    return query < 0 ? 0 : query;
 }
 
 /* to[i] = a . row i of b. Each sum is made of sums over CP_SCORE_CHUNK terms: sums of

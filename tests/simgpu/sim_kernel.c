@@ -8,6 +8,7 @@
 #include "include/simgpu_launch.h"
 #include "sim.h"
 #include "sim_fiber.h"
+#include "sim_warp.h"
 
 enum {
     MOST_THREADS = 1024,
@@ -34,12 +35,15 @@ struct turns {
     char clocks[2];
 };
 
+enum whole_warp_op { WHOLE_WARP_MMA = SIMGPU_WARP_BALLOT + 1, WHOLE_WARP_MATRICES };
+
 /* Lanes of one warp that do something together. */
 struct meeting {
     unsigned mask, arrived; /* 0: free */
-    enum simgpu_warp_op op;
+    int op;                 /* enum simgpu_warp_op or enum whole_warp_op */
     unsigned long long value[WARP];
     int source[WARP];
+    void *part[WARP]; /* of what a whole warp does */
     struct turns turns;
 };
 
@@ -55,6 +59,7 @@ struct thread {
     enum thread_state state;
     int barrier;               /* that it waits at, -1: none */
     unsigned long long result; /* of its warp's meeting */
+    struct sim_async async;
 };
 
 struct barrier {
@@ -70,6 +75,8 @@ struct runner {
     const struct simgpu_kernel *kernel;
     void *shared;
     int count, alive, current; /* current -1: no fiber runs */
+    bool
+        is_early; /* asynchronous copies of this block land at once, else when waited for */
     char begin, end, left; /* clocks: of the block, of those who gave their turn away */
 };
 
@@ -164,6 +171,11 @@ void simgpu_barrier(int number, int threads)
 static void resolve(struct meeting *meeting, int first)
 {
     unsigned ballot = 0;
+    if (meeting->op == WHOLE_WARP_MMA) {
+        sim_mma(meeting->part);
+    } else if (meeting->op == WHOLE_WARP_MATRICES) {
+        sim_load_matrices(meeting->part);
+    }
     for (int lane = 0; lane < WARP; lane++) {
         bool votes = (meeting->mask >> lane & 1) && meeting->value[lane];
         ballot |= (unsigned)votes << lane;
@@ -201,22 +213,22 @@ static struct meeting *meeting_of(struct warp *warp, unsigned mask)
     return empty;
 }
 
-unsigned long long simgpu_warp(enum simgpu_warp_op op, unsigned mask,
-                               unsigned long long value, int source)
+/* The lane `self` comes to a meeting of `mask`, and leaves when all have come. */
+static void meet(int op, unsigned mask, unsigned long long value, int source,
+                 void *part)
 {
-    if (!has_fiber("a warp's operation")) {
-        return value;
-    }
     int self = runner->current;
     int lane = self % WARP;
     struct warp *warp = &runner->warps[self / WARP];
     if (!(mask >> lane & 1)) {
         sim_violate("lane %d does a warp's operation with mask %08x", lane, mask);
-        return value;
+        runner->threads[self].result = value;
+        return;
     }
     struct meeting *meeting = meeting_of(warp, mask);
     if (meeting->arrived && meeting->op != op) {
         sim_violate("the lanes of a warp do different operations with mask %08x", mask);
+        op = SIMGPU_WARP_SHUFFLE; /* of which any lane may have a part */
     }
     char *clock = &meeting->turns.clocks[meeting->turns.count % 2];
     meeting->mask = mask;
@@ -224,6 +236,7 @@ unsigned long long simgpu_warp(enum simgpu_warp_op op, unsigned mask,
     meeting->arrived |= 1u << lane;
     meeting->value[lane] = value;
     meeting->source[lane] = source;
+    meeting->part[lane] = part;
     runner->threads[self].state = THREAD_WAITS;
     if (op == SIMGPU_WARP_SYNC) { /* the others order no memory */
         sim_release(clock);
@@ -236,7 +249,64 @@ unsigned long long simgpu_warp(enum simgpu_warp_op op, unsigned mask,
     if (op == SIMGPU_WARP_SYNC) {
         sim_acquire(clock);
     }
-    return runner->threads[self].result;
+}
+
+unsigned long long simgpu_warp(enum simgpu_warp_op op, unsigned mask,
+                               unsigned long long value, int source)
+{
+    if (!has_fiber("a warp's operation")) {
+        return value;
+    }
+    meet((int)op, mask, value, source, NULL);
+    return runner->threads[runner->current].result;
+}
+
+void simgpu_mma(enum simgpu_mma_type type, float sum[4], const uint32_t a[4],
+                const uint32_t b[2])
+{
+    struct sim_mma part = {.type = type, .sum = sum, .a = a, .b = b};
+    if (has_fiber("a warp's operation")) {
+        meet(WHOLE_WARP_MMA, UINT32_MAX, 0, -1, &part);
+    }
+}
+
+int simgpu_is_matrix_row(const void *at)
+{
+    bool is_aligned = (uintptr_t)at % 16 == 0;
+    if (!is_aligned) {
+        sim_violate("a row of a matrix at %p, which 16 does not divide", at);
+    }
+    return is_aligned;
+}
+
+void simgpu_load_matrices(uint32_t to[4], const uint32_t row[4], int is_transposed)
+{
+    struct sim_matrices part = {.to = to, .row = row, .is_transposed = is_transposed};
+    if (has_fiber("a warp's operation")) {
+        meet(WHOLE_WARP_MATRICES, UINT32_MAX, 0, -1, &part);
+    }
+}
+
+void simgpu_copy_async(void *to, const void *from, int bytes, int read_bytes)
+{
+    if (has_fiber("an asynchronous copy")) {
+        sim_async_add(&runner->threads[runner->current].async, to, from, bytes,
+                      read_bytes, runner->is_early);
+    }
+}
+
+void simgpu_commit_copies(void)
+{
+    if (has_fiber("an asynchronous copy")) {
+        sim_async_commit(&runner->threads[runner->current].async);
+    }
+}
+
+void simgpu_wait_for_copies(int newest)
+{
+    if (has_fiber("an asynchronous copy")) {
+        sim_async_wait(&runner->threads[runner->current].async, newest);
+    }
 }
 
 /* One thread of the block, in its fiber. */
@@ -245,6 +315,7 @@ static void run_thread(void *arg)
     struct thread *self = arg;
     sim_acquire(&runner->begin);
     runner->kernel->run(runner->kernel->closure);
+    sim_async_end(&self->async);
     sim_release(&runner->end);
     self->state = THREAD_ENDED;
     runner->alive -= 1;
@@ -270,6 +341,7 @@ static void begin_block(void)
         unsigned linear = (unsigned)i;
         thread->state = THREAD_READY;
         thread->barrier = -1;
+        thread->async.count = 0; /* of a block that did not end */
         thread->index =
             (struct simgpu_size){linear % blockDim.x, linear / blockDim.x % blockDim.y,
                                  linear / blockDim.x / blockDim.y};
@@ -330,6 +402,9 @@ static void end_runner(void *arg)
     (void)arg;
     if (runner) {
         destroy_fibers();
+        for (int i = 0; i < MOST_THREADS; i++) {
+            sim_async_free(&runner->threads[i].async);
+        }
         free(runner);
         runner = NULL;
     }
@@ -365,6 +440,7 @@ static void run_blocks(const struct simgpu_kernel *kernel, cudaStream_t stream)
         blockIdx = (struct simgpu_size){(unsigned)(linear % grid.x),
                                         (unsigned)(linear / grid.x % grid.y),
                                         (unsigned)(linear / grid.x / grid.y)};
+        runner->is_early = (draw >> 2 ^ i) & 1;
         if (kernel->shared_bytes) {
             memset(runner->shared, 0xff, kernel->shared_bytes);
         }

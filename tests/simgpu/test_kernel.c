@@ -12,6 +12,7 @@
 #include "judge.h"
 #include "kernel/kernel_cpu.h"
 #include "kernel_cuda.h"
+#include "kernel_own.h"
 #include "kernel_torch.h"
 #include "layout.h"
 #include "sim_torch.h"
@@ -677,6 +678,16 @@ TEST(float16)
     many_calls(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT16, 4, 40);
 }
 
+TEST(own_bfloat16)
+{
+    many_calls(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 30, 40);
+}
+
+TEST(own_float16)
+{
+    many_calls(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 31, 40);
+}
+
 /* ---- blocks answered by themselves, and merged ---- */
 
 /* The plain kernel as any other that answers one block at a time: its out and lse, then
@@ -915,7 +926,10 @@ TEST(selection)
             0, CP_BACKEND_NATIVE, (enum cp_dtype)dtype, 65, 3, &ops, &format);
         bool attends = cp_dtype_attends((enum cp_dtype)dtype);
         CHECK_EQ_I64(code, attends ? CP_OK : CP_ERR_UNSUPPORTED);
-        CHECK(attends ? ops == &cp_kernel_cuda_plain_ops : ops == NULL);
+        bool is_half = dtype == CP_DTYPE_BFLOAT16 || dtype == CP_DTYPE_FLOAT16;
+        CHECK(ops == (is_half   ? &cp_kernel_own_ops
+                      : attends ? &cp_kernel_cuda_plain_ops
+                                : NULL));
         if (attends) {
             int64_t bytes = cp_dtype_bytes((enum cp_dtype)dtype);
             int64_t sum = cp_dtype_bytes(cp_dtype_sum((enum cp_dtype)dtype));
@@ -924,7 +938,7 @@ TEST(selection)
             CHECK_EQ_I64(cp_panel_bytes(&format.v, 64), 64 * 3 * bytes);
             CHECK_EQ_I64(cp_panel_bytes(&format.state, 64), 64 * 5 * sum);
             CHECK(ops->abi == CP_KERNEL_ABI);
-            CHECK_EQ_STR(ops->name, "cuda_plain");
+            CHECK_EQ_STR(ops->name, is_half ? "cuda_own" : "cuda_plain");
         }
     }
     const struct cp_kernel_ops *ops = NULL;

@@ -239,7 +239,7 @@ static const char *selected(const char *word, enum cp_dtype dtype, int64_t dim)
 
 TEST(selection)
 {
-    CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 64), "cuda_plain");
+    CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 64), "cuda_own");
     CHECK_EQ_STR(selected("torch", CP_DTYPE_FLOAT16, 64), "NotSupported");
     CHECK_STR_HAS(cp_last_error()->text, "no torch with CUDA");
     simtorch_load(true);
@@ -247,12 +247,18 @@ TEST(selection)
     CHECK_EQ_STR(selected("", CP_DTYPE_FLOAT32, 4), "cuda_torch");
     CHECK_EQ_STR(selected("torch", CP_DTYPE_BFLOAT16, 256), "cuda_torch");
     CHECK_EQ_STR(selected("plain", CP_DTYPE_FLOAT16, 64), "cuda_plain");
+    CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT16, 64), "cuda_own");
+    CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT32, 64), "NotSupported");
+    CHECK_STR_HAS(cp_last_error()->text, "not in float32 with 64 (q, k) and 64 (v)");
+    CHECK_EQ_STR(selected("own", CP_DTYPE_BFLOAT16, 257), "NotSupported");
     CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT64, 64), "cuda_plain");
-    CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 65), "cuda_plain");
+    CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 65), "cuda_own");
+    CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 257), "cuda_plain");
     CHECK_EQ_STR(selected("torch", CP_DTYPE_FLOAT64, 64), "NotSupported");
     CHECK_STR_HAS(cp_last_error()->text, "does not take this dtype");
     CHECK_EQ_STR(selected("flash", CP_DTYPE_FLOAT16, 64), "ValueError");
-    CHECK(strstr(cp_last_error()->text, "\"flash\"; allowed: plain, torch") != NULL);
+    CHECK(strstr(cp_last_error()->text, "\"flash\"; allowed: plain, own, torch") !=
+          NULL);
     simtorch_load(false);
 }
 

@@ -2,6 +2,8 @@
 #ifndef SIMGPU_LAUNCH_H
 #define SIMGPU_LAUNCH_H
 
+#include <stdint.h>
+
 #include "cuda_runtime.h"
 
 #ifdef __cplusplus
@@ -37,6 +39,20 @@ enum simgpu_warp_op { SIMGPU_WARP_SYNC, SIMGPU_WARP_SHUFFLE, SIMGPU_WARP_BALLOT 
 unsigned long long simgpu_warp(enum simgpu_warp_op op, unsigned mask,
                                unsigned long long value, int source);
 int simgpu_lane(void);
+
+/* What a whole warp does on a tensor core, as PTX's mma.m16n8k16 with float sums, and
+ * ldmatrix.x4, whose lanes come with the 16 bytes at their address. */
+enum simgpu_mma_type { SIMGPU_MMA_BF16, SIMGPU_MMA_F16 };
+void simgpu_mma(enum simgpu_mma_type type, float sum[4], const uint32_t a[4],
+                const uint32_t b[2]);
+void simgpu_load_matrices(uint32_t to[4], const uint32_t row[4], int is_transposed);
+int simgpu_is_matrix_row(const void *at); /* may it lie there? */
+
+/* PTX's cp.async: lands when the thread waits for it at the latest, and what is there until
+ * then counts for nothing. `read_bytes` of `bytes` are read, zeros follow. */
+void simgpu_copy_async(void *to, const void *from, int bytes, int read_bytes);
+void simgpu_commit_copies(void);
+void simgpu_wait_for_copies(int newest); /* for all but the newest groups */
 
 #ifdef __cplusplus
 }
