@@ -2,6 +2,7 @@
  * by hand, and the device notes what it is given; of copies that come together it does the
  * last one first. */
 #include "base/mem.h"
+#include "comm/comm_self.h"
 #include "exec/run.h"
 #include "test.h"
 
@@ -129,12 +130,17 @@ static void play(struct cp_device *device)
     static const struct cp_view tensors[CP_TENSORS];
     struct cp_run run;
     void *room = NULL;
-    struct cp_run_env env = {
-        .device = device, .scratch = (char *)numbers, .operation = "a test"};
+    struct cp_comm *comm = NULL;
+    REQUIRE(cp_comm_self_create(&comm) == CP_OK);
+    struct cp_run_env env = {.comm = comm,
+                             .device = device,
+                             .scratch = (char *)numbers,
+                             .operation = "a test"};
     REQUIRE(cp_mem_create(cp_run_room_bytes(&schedule), "a test", &room) == CP_OK);
     cp_run_init(&run, &env, &schedule, tensors, room);
     CHECK_EQ_I64(cp_run_poll(&run), CP_OK);
     cp_mem_destroy(&room);
+    comm->ops->close(&comm);
 }
 
 TEST(free_copies_in_a_row_go_together)
