@@ -120,10 +120,9 @@ static inline struct cp_stream *gpus_stream(struct world *w, int rank)
 }
 
 /* Room for each tensor in its place. */
-static inline void gpus_alloc(int rank, struct cp_view tensors[CP_TENSORS])
+static inline void gpus_alloc(int ordinal, struct cp_view tensors[CP_TENSORS])
 {
-    const struct gpu *gpu = w->own[rank];
-    CHECK_EQ_I64(cudaSetDevice(gpu->ordinal), cudaSuccess);
+    CHECK_EQ_I64(cudaSetDevice(ordinal), cudaSuccess);
     for (int role = 0; role < CP_TENSORS; role++) {
         size_t bytes = 0;
         void *copy = NULL;
@@ -173,7 +172,7 @@ static inline void gpus_take(struct world *w, int rank,
     const struct gpu *gpu = w->own[rank];
     struct cp_view host[CP_TENSORS];
     memcpy(host, tensors, sizeof host);
-    gpus_alloc(rank, tensors);
+    gpus_alloc(gpu->ordinal, tensors);
     gpus_copy(gpu->stream, host, tensors, false);
 }
 

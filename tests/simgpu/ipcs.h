@@ -81,6 +81,7 @@ static const struct world_transport ipcs = {
     .close = gpus_close,
     .join = ipcs_join,
     .leave = gpus_leave,
+    .stream = gpus_stream,
     .take = gpus_take,
     .give = gpus_give,
 };
@@ -91,6 +92,7 @@ static const struct world_transport ipcs_apart = {
     .close = gpus_close,
     .join = ipcs_join_apart,
     .leave = gpus_leave,
+    .stream = gpus_stream,
     .take = gpus_take,
     .give = gpus_give,
 };
@@ -101,6 +103,7 @@ static const struct world_transport ipcs_shared = {
     .close = gpus_close,
     .join = ipcs_join_shared,
     .leave = gpus_leave,
+    .stream = gpus_stream,
     .take = gpus_take,
     .give = gpus_give,
 };
