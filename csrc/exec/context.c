@@ -236,14 +236,21 @@ static void end_call(struct cp_context *context, enum cp_code code)
     cp_recorder_leave(recorder_of(context), code);
 }
 
+/* What a host reads in a window its cache keeps; a device reaches for it anew. */
+static enum cp_transport transport_of(const struct cp_side *side)
+{
+    return !cp_comm_has_windows(side->comm)   ? CP_TWO_SIDED
+           : cp_device_is_async(side->device) ? CP_FETCH
+                                              : CP_PULL;
+}
+
 /* The plan, schedule and kernel of the records at hand. */
 static enum cp_code make_entry(const struct cp_context *context,
                                struct cp_plan_entry *entry)
 {
     const struct cp_call *call = &context->records[0].call;
     struct cp_format format = {0};
-    enum cp_transport transport =
-        cp_comm_has_windows(context->side->comm) ? CP_PULL : CP_TWO_SIDED;
+    enum cp_transport transport = transport_of(context->side);
     if (cp_call_is_attention(call)) {
         CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
