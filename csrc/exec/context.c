@@ -13,6 +13,7 @@
 #include "exec/side.h"
 #include "kernel/kernel.h"
 #include "plan/agree.h"
+#include "schedule/head_chunks.h"
 
 enum { SIDES = CP_ON_ACCELERATOR + 1 };
 
@@ -108,6 +109,7 @@ enum cp_code cp_context_use(struct cp_context *context,
     }
     if (side->comm == NULL) {
         CP_TRY(accelerator->check(ordinal));
+        CP_TRY(accelerator->generation(ordinal, &side->generation));
         side->ordinal = ordinal;
     }
     side->lender = *lender;
@@ -176,6 +178,8 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_record *r
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
         record->call.format = format.id;
         record->sizes[CP_SIZE_HEAD_CHUNKS] = context->config.head_chunks;
+        record->sizes[CP_SIZE_GENERATION] =
+            context->sides[record->call.place].generation;
     }
     return CP_OK;
 }
@@ -255,6 +259,7 @@ static enum cp_code make_entry(const struct cp_context *context,
         CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
     CP_TRY(cp_plan_create(context->records, context->world, &format, &entry->plan));
+    CP_TRY(cp_head_chunks_choose(entry->plan, transport));
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 

@@ -14,6 +14,7 @@ struct cp_side {
     struct cp_lender lender; /* of the next workspace; all zero: the device itself */
     const struct cp_package *package; /* of the call under way, or NULL; borrowed */
     int ordinal;                      /* the device's, for the lender */
+    int generation;                   /* of the device; 0: the host */
     void *workspace;                  /* owned, by the device or by `loan` */
     void *loan;                       /* owned; given back by `give_back`; NULL: none */
     void (*give_back)(void *loan);
