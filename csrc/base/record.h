@@ -59,6 +59,7 @@ enum cp_size {
                           reduce_scatter: of the own part of it */
     CP_SIZE_HEAD_CHUNKS, /* attention: how many chunks this rank would cut the heads in;
                             0: as many as pay. All ranks say the same */
+    CP_SIZE_GENERATION, /* attention: of this rank's device, 90 for sm_90; 0: the host */
     CP_SIZE_COUNT = 8
 };
 

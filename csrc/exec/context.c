@@ -13,6 +13,7 @@
 #include "exec/side.h"
 #include "kernel/kernel.h"
 #include "plan/agree.h"
+#include "schedule/head_chunks.h"
 
 enum { SIDES = CP_ON_ACCELERATOR + 1 };
 
@@ -110,6 +111,7 @@ enum cp_code cp_context_use(struct cp_context *context,
     }
     if (side->comm == NULL) {
         CP_TRY(accelerator->check(ordinal));
+        CP_TRY(accelerator->generation(ordinal, &side->generation));
         side->ordinal = ordinal;
     }
     side->lender = *lender;
@@ -180,6 +182,8 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_stream *s
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
         record->call.format = format.id;
         record->sizes[CP_SIZE_HEAD_CHUNKS] = context->config.head_chunks;
+        record->sizes[CP_SIZE_GENERATION] =
+            context->sides[record->call.place].generation;
     }
     CP_TRY(cp_side_look(side, context->accelerator, stream));
     record->call.is_captured = side->capture != 0;
@@ -243,18 +247,26 @@ static void end_call(struct cp_context *context, enum cp_code code)
     cp_recorder_leave(recorder_of(context), code);
 }
 
+/* What a host reads in a window its cache keeps; a device reaches for it anew. */
+static enum cp_transport transport_of(const struct cp_side *side)
+{
+    return !cp_comm_has_windows(side->comm)   ? CP_TWO_SIDED
+           : cp_device_is_async(side->device) ? CP_FETCH
+                                              : CP_PULL;
+}
+
 /* The plan, schedule and kernel of the records at hand. */
 static enum cp_code make_entry(const struct cp_context *context,
                                struct cp_plan_entry *entry)
 {
     const struct cp_call *call = &context->records[0].call;
     struct cp_format format = {0};
-    enum cp_transport transport =
-        cp_comm_has_windows(context->side->comm) ? CP_PULL : CP_TWO_SIDED;
+    enum cp_transport transport = transport_of(context->side);
     if (cp_call_is_attention(call)) {
         CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
     CP_TRY(cp_plan_create(context->records, context->world, &format, &entry->plan));
+    CP_TRY(cp_head_chunks_choose(entry->plan, transport));
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 

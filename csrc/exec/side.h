@@ -22,6 +22,7 @@ struct cp_side {
     struct cp_lender lender; /* of the next workspace; all zero: the device itself */
     const struct cp_package *package; /* of the call under way, or NULL; borrowed */
     int ordinal;                      /* the device's, for the lender */
+    int generation;                   /* of the device; 0: the host */
     struct cp_workspace workspace;    /* private; of all calls but those captured */
     size_t window_bytes;              /* what others may read */
 

@@ -29,6 +29,15 @@ struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank)
     return range_of_group(plan, plan->kv_rows, rank);
 }
 
+int cp_plan_most_chunks(const struct cp_plan *plan)
+{
+    int64_t most = 1;
+    for (int u = 0; u < plan->ulysses; u++) {
+        most = plan->kv_heads[u].count > most ? plan->kv_heads[u].count : most;
+    }
+    return most < CP_MAX_HEAD_CHUNKS ? (int)most : CP_MAX_HEAD_CHUNKS;
+}
+
 struct cp_range cp_plan_chunk_kv_heads(const struct cp_plan *plan, int u, int chunk)
 {
     struct cp_range heads = cp_share(plan->kv_heads[u].count, plan->chunks, chunk);
@@ -104,17 +113,6 @@ static enum cp_code lay_rows(const struct cp_record *records, int world,
     return CP_OK;
 }
 
-/* As many as were asked for, as far as any rank has heads for them. */
-static int chunks_of(const struct cp_plan *plan, int64_t asked)
-{
-    int64_t most = 1;
-    for (int u = 0; u < plan->ulysses; u++) {
-        most = plan->kv_heads[u].count > most ? plan->kv_heads[u].count : most;
-    }
-    most = asked < most ? asked : most;
-    return most > 1 ? (int)most : 1;
-}
-
 static enum cp_code plan_attention(struct cp_plan *plan,
                                    const struct cp_record *records)
 {
@@ -133,9 +131,11 @@ static enum cp_code plan_attention(struct cp_plan *plan,
         plan->heads[u] = cp_share(call->heads, plan->ulysses, u);
         plan->kv_heads[u] = cp_kv_heads_of(plan->heads[u], plan->heads_per_kv);
     }
-    plan->chunks = call->kv_replicated != 0
-                       ? 1
-                       : chunks_of(plan, records[0].sizes[CP_SIZE_HEAD_CHUNKS]);
+    if (call->kv_replicated == 0 && records[0].sizes[CP_SIZE_HEAD_CHUNKS] > 1) {
+        int most = cp_plan_most_chunks(plan);
+        int64_t asked = records[0].sizes[CP_SIZE_HEAD_CHUNKS];
+        plan->chunks = asked < most ? (int)asked : most;
+    }
     memcpy(&plan->scale, &call->scale_bits, sizeof plan->scale);
     return call->mask_kind == CP_MASK_NONE
                ? CP_OK

@@ -42,7 +42,8 @@ struct cp_plan {
     struct cp_range *kv_heads; /* (ulysses) key/value heads that these need */
     int64_t heads_per_kv;      /* H / H_kv */
     int chunks; /* in which attention cuts the heads of every rank, so that one moves while
-                   another is met; at least 1 */
+                   another is met; at least 1. As many as were asked for; where nobody did,
+                   schedule/head_chunks.h may still say so */
     enum cp_axis_kind mask_rows, mask_keys;
     double scale;
     /* shard, gather, reduce_scatter: the tensor as (outer, rows, 1, inner) */
@@ -71,6 +72,9 @@ static inline int64_t cp_plan_size(const struct cp_plan *plan, int rank,
  * to. */
 struct cp_range cp_plan_group_rows(const struct cp_plan *plan, int rank);
 struct cp_range cp_plan_group_keys(const struct cp_plan *plan, int rank);
+
+/* In how many chunks the heads can be cut so that some rank has a part of each. */
+int cp_plan_most_chunks(const struct cp_plan *plan);
 
 /* Chunk `chunk` of the heads that rank (r, u) answers for: of its query heads, and of the
  * key/value heads that these need. A key/value head is in one chunk, with all of the

@@ -209,6 +209,17 @@ static double move(struct times *times, int from, int to, double bytes, double s
     return end_s;
 }
 
+/* How often a step reads what it reads in windows of other ranks. */
+static double reads_of(const struct cp_speeds *speeds, const struct cp_step *step)
+{
+    const struct cp_box *q =
+        &step->arg[step->op == CP_STEP_GRAD ? CP_GRAD_Q : CP_ATTEND_Q];
+    bool is_attention = step->op == CP_STEP_ATTEND || step->op == CP_STEP_GRAD;
+    return is_attention && speeds->is_uncached
+               ? ceil((double)q->n[1] / speeds->tile_rows)
+               : 1.0;
+}
+
 /* When all that the step reads in windows of other ranks is here; 0: nothing. */
 static double fetch(struct times *times, const struct cp_schedule *schedule,
                     const struct cp_step *step, bool is_joined, double start_s)
@@ -218,7 +229,8 @@ static double fetch(struct times *times, const struct cp_schedule *schedule,
     for (int arg = 0; arg < CP_STEP_ARGS; arg++) {
         const struct cp_box *box = &step->arg[arg];
         if (is_peers(schedule, box)) {
-            double bytes = (double)cp_box_bytes(schedule, box);
+            double bytes =
+                (double)cp_box_bytes(schedule, box) * reads_of(times->speeds, step);
             int owner = schedule->buffers[box->buffer].owner;
             end_s = fmax(end_s, latency_s +
                                     move(times, owner, schedule->rank, bytes, start_s));
@@ -254,7 +266,12 @@ static struct cp_cost start_of(const struct cp_walk *walk, int rank, int lane)
         int32_t publication = cp_walk_publication(walk, step);
         const struct cp_cost *published =
             &times->ranks[step->peer].steps[publication].done;
-        spend_until(&clock, CP_COST_WAIT, published->total_s + times->speeds->link_s);
+        if (step->peer == rank) {
+            join(&clock, published);
+        } else {
+            spend_until(&clock, CP_COST_WAIT,
+                        published->total_s + times->speeds->link_s);
+        }
     }
     return clock;
 }

@@ -20,6 +20,8 @@ struct cp_speeds {
     double tile_rows;            /* rows of queries (attend) or keys (grad) of a tile */
     bool is_merged;      /* the kernel answers block by block, and is followed by a
                               merge into the state */
+    bool is_uncached;    /* attention reads keys in another rank's window anew for every
+                              tile of queries, since no cache of its own device holds them */
     double memory_bytes; /* read and written */
     double launch_s;     /* of a kernel, beside its work */
     double enqueue_s;    /* of the host, for a launch, a group of messages, a signal */

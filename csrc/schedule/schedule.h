@@ -134,8 +134,12 @@ struct cp_schedule {
     int64_t scratch_bytes; /* of the workspace */
 };
 
-/* Which of the two kinds of communicator the steps are for. */
-enum cp_transport { CP_PULL, CP_TWO_SIDED };
+/* How the steps reach what other ranks have. */
+enum cp_transport {
+    CP_PULL,  /* windows; keys are met where they lie */
+    CP_FETCH, /* windows; a block of keys is brought here before it is met, one ahead */
+    CP_TWO_SIDED, /* sends and receives */
+};
 
 /* Writes the schedule of `rank`. CP_ERR_NO_MEMORY, or CP_ERR_VALUE where a size
  * overflows. */

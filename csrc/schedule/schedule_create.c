@@ -11,12 +11,12 @@ static enum cp_code write_attention(const struct cp_plan *plan, int rank,
         return is_forward ? cp_write_replicated_forward(plan, rank, out)
                           : cp_write_replicated_backward(plan, rank, out);
     }
-    if (transport == CP_PULL) {
-        return is_forward ? cp_write_pull_forward(plan, rank, out)
-                          : cp_write_pull_backward(plan, rank, out);
+    if (transport == CP_TWO_SIDED) {
+        return is_forward ? cp_write_two_sided_forward(plan, rank, out)
+                          : cp_write_two_sided_backward(plan, rank, out);
     }
-    return is_forward ? cp_write_two_sided_forward(plan, rank, out)
-                      : cp_write_two_sided_backward(plan, rank, out);
+    return is_forward ? cp_write_pull_forward(plan, rank, transport, out)
+                      : cp_write_pull_backward(plan, rank, transport, out);
 }
 
 enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
@@ -27,12 +27,12 @@ enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
     case CP_OP_ATTENTION_BACKWARD:
         return write_attention(plan, rank, transport, out);
     case CP_OP_GATHER:
-        return transport == CP_PULL ? cp_write_gather_pull(plan, rank, out)
-                                    : cp_write_gather_two_sided(plan, rank, out);
+        return transport == CP_TWO_SIDED ? cp_write_gather_two_sided(plan, rank, out)
+                                         : cp_write_gather_pull(plan, rank, out);
     case CP_OP_REDUCE_SCATTER:
-        return transport == CP_PULL
-                   ? cp_write_reduce_scatter_pull(plan, rank, out)
-                   : cp_write_reduce_scatter_two_sided(plan, rank, out);
+        return transport == CP_TWO_SIDED
+                   ? cp_write_reduce_scatter_two_sided(plan, rank, out)
+                   : cp_write_reduce_scatter_pull(plan, rank, out);
     case CP_OP_SHARD:
     case CP_OP_AGREE:
     case CP_OP_NONE:

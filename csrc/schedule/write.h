@@ -118,8 +118,10 @@ CP_NODISCARD enum cp_code cp_writer_take(struct cp_writer *writer,
 
 /* The writers. */
 CP_NODISCARD enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int rank,
+                                                enum cp_transport transport,
                                                 struct cp_schedule **out);
 CP_NODISCARD enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
+                                                 enum cp_transport transport,
                                                  struct cp_schedule **out);
 CP_NODISCARD enum cp_code cp_write_two_sided_forward(const struct cp_plan *plan,
                                                      int rank,

@@ -1,6 +1,8 @@
 /* Attention over windows: what both directions share. */
 #include "schedule/write_pull.h"
 
+#include <string.h>
+
 #include "base/mem.h"
 
 struct cp_block cp_pull_block_of(const struct cp_pull *pull, int owner)
@@ -62,8 +64,9 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     struct cp_pull_window *window = &pull->window[owner];
     int64_t rows = plan->q_rows[owner].count;
     int64_t keys = plan->kv_rows[owner].count;
-    enum cp_layout k_layout = pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_K;
-    enum cp_layout v_layout = pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_V;
+    bool is_packed = !pull->is_backward && !pull->fetches;
+    enum cp_layout k_layout = is_packed ? CP_LAYOUT_K : CP_LAYOUT_PLAIN;
+    enum cp_layout v_layout = is_packed ? CP_LAYOUT_V : CP_LAYOUT_PLAIN;
     window->k =
         cp_writer_rows(w, arena, k_layout, CP_TENSOR_K, keys, w->call->kv_heads);
     window->v =
@@ -95,12 +98,45 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     }
 }
 
-enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank)
+/* A block of that many keys at that place. */
+static struct cp_pull_keys declare_keys(struct cp_pull *pull, int place, int64_t keys,
+                                        int64_t heads)
+{
+    struct cp_writer *w = &pull->w;
+    w->scratch.bytes = pull->place_bytes[place];
+    int32_t k = cp_writer_rows(w, &w->scratch,
+                               pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_K,
+                               CP_TENSOR_K, keys, heads);
+    int32_t v = cp_writer_rows(w, &w->scratch,
+                               pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_V,
+                               CP_TENSOR_V, keys, heads);
+    return (struct cp_pull_keys){cp_writer_box(w, k), cp_writer_box(w, v)};
+}
+
+/* Two of them, for the longest block and the heads of the first chunk, which has most. */
+static void declare_places(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    int64_t longest = 0;
+    for (int owner = 0; owner < w->plan->world; owner++) {
+        int64_t keys = w->plan->kv_rows[owner].count;
+        longest = keys > longest ? keys : longest;
+    }
+    for (int place = 0; place < 2; place++) {
+        pull->place_bytes[place] = w->scratch.bytes;
+        (void)declare_keys(pull, place, longest, w->kv_heads.count);
+    }
+}
+
+enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank,
+                          enum cp_transport transport)
 {
     void *block = NULL;
     cp_writer_init(&pull->w, plan, rank);
     pull->window = NULL;
     pull->has_slots = false;
+    pull->fetches = transport == CP_FETCH;
+    memset(pull->met, 0, sizeof pull->met);
     pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
     pull->chunks = NULL;
@@ -126,6 +162,11 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
             pull->w.window = arena;
         }
     }
+    pull->own_k = cp_writer_tensor(&pull->w, CP_BUFFER_INPUT, CP_TENSOR_K);
+    pull->own_v = cp_writer_tensor(&pull->w, CP_BUFFER_INPUT, CP_TENSOR_V);
+    if (pull->fetches) {
+        declare_places(pull);
+    }
     return CP_OK;
 }
 
@@ -134,6 +175,74 @@ enum cp_code cp_pull_take(struct cp_pull *pull, struct cp_schedule **out)
     cp_mem_destroy(&pull->chunks);
     cp_mem_destroy(&pull->window);
     return cp_writer_take(&pull->w, out);
+}
+
+/* Does this rank, or any other, read the own keys in the window? */
+static bool has_readers(const struct cp_pull *pull)
+{
+    struct cp_block own = cp_pull_block_of(pull, pull->w.rank);
+    bool is_read = !pull->fetches;
+    for (int rank = 0; rank < pull->w.plan->world; rank++) {
+        is_read = is_read ||
+                  (rank != pull->w.rank && cp_writer_is_live(&pull->w, rank, 0, &own));
+    }
+    return is_read;
+}
+
+void cp_pull_publish_keys(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    const struct cp_pull_window *own = &pull->window[w->rank];
+    if (!has_readers(pull)) {
+        return;
+    }
+    enum cp_step_op op =
+        pull->is_backward || pull->fetches ? CP_STEP_COPY : CP_STEP_PACK;
+    cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(w, own->k),
+                  cp_writer_box(w, pull->own_k));
+    cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(w, own->v),
+                  cp_writer_box(w, pull->own_v));
+}
+
+/* A block's keys come to the place of the block before the last, once that is met. */
+static struct cp_pull_keys fetch_keys(struct cp_pull *pull, int owner, int step)
+{
+    struct cp_writer *w = &pull->w;
+    bool is_own = owner == w->rank;
+    int32_t k = is_own ? pull->own_k : pull->window[owner].k;
+    int32_t v = is_own ? pull->own_v : pull->window[owner].v;
+    enum cp_step_op op = pull->is_backward ? CP_STEP_COPY : CP_STEP_PACK;
+    int64_t end = w->scratch.bytes;
+    struct cp_pull_keys keys =
+        declare_keys(pull, step % 2, w->plan->kv_rows[owner].count, w->kv_heads.count);
+    w->scratch.bytes = end;
+    struct cp_step *steps =
+        cp_build_move(&w->builder, op, CP_LANE_IN, keys.k,
+                      cp_writer_heads(cp_writer_box(w, k), w->kv_heads));
+    steps->after[CP_LANE_COMPUTE] = pull->met[step % 2];
+    steps = cp_build_move(&w->builder, op, CP_LANE_IN, keys.v,
+                          cp_writer_heads(cp_writer_box(w, v), w->kv_heads));
+    steps->after[CP_LANE_COMPUTE] = pull->met[step % 2];
+    return keys;
+}
+
+struct cp_pull_keys cp_pull_bring_keys(struct cp_pull *pull, int owner, int step)
+{
+    struct cp_writer *w = &pull->w;
+    cp_pull_await_ready(pull, owner);
+    bool is_callers = pull->fetches && pull->is_backward && owner == w->rank;
+    if (pull->fetches && !is_callers) {
+        return fetch_keys(pull, owner, step);
+    }
+    int32_t k = is_callers ? pull->own_k : pull->window[owner].k;
+    int32_t v = is_callers ? pull->own_v : pull->window[owner].v;
+    return (struct cp_pull_keys){cp_writer_heads(cp_writer_box(w, k), w->kv_heads),
+                                 cp_writer_heads(cp_writer_box(w, v), w->kv_heads)};
+}
+
+void cp_pull_met_keys(struct cp_pull *pull, int step)
+{
+    pull->met[step % 2] = pull->w.builder.lane_steps[CP_LANE_COMPUTE];
 }
 
 void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from)

@@ -1,5 +1,7 @@
 /* Attention over windows: every rank publishes what it holds once, and reads what it
- * needs in place.
+ * needs in place, or, where a device had to reach for every key anew, brings a block of keys
+ * to itself while it meets the one before (CP_FETCH: keys are then published as they are,
+ * and packed on the way).
  *
  * Rank (r, u) takes the query rows of its Ulysses group for its own heads and meets the
  * keys of all W windows, its own first, then its neighbours'. Ring is U = 1, Ulysses is
@@ -66,6 +68,15 @@ struct cp_pull {
     struct cp_pull_chunk *chunks;  /* (world, plan->chunks) */
     bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
     bool has_slots; /* backward: the own slots are free by the steps written so far */
+    bool fetches;   /* keys are brought here */
+    int32_t own_k, own_v;   /* the caller's */
+    int64_t place_bytes[2]; /* fetches: where blocks are brought to, in turn */
+    int32_t met[2]; /* steps of the compute lane after which they may be again */
+};
+
+/* Keys of a block, own kv heads of the chunk. */
+struct cp_pull_keys {
+    struct cp_box k, v;
 };
 
 /* The keys of a rank. */
@@ -76,10 +87,18 @@ int cp_pull_group_member(const struct cp_pull *pull, int index);
 
 /* Declares everybody's window. After an error nothing is left. */
 CP_NODISCARD enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan,
-                                       int rank);
+                                       int rank, enum cp_transport transport);
 
 /* Ends the writer. */
 CP_NODISCARD enum cp_code cp_pull_take(struct cp_pull *pull, struct cp_schedule **out);
+
+/* The own keys go into the window, as others will want them. */
+void cp_pull_publish_keys(struct cp_pull *pull);
+
+/* The keys that are met in that step, once lane `in` has come so far; and says so when the
+ * step has been written that meets them. */
+struct cp_pull_keys cp_pull_bring_keys(struct cp_pull *pull, int owner, int step);
+void cp_pull_met_keys(struct cp_pull *pull, int step);
 
 /* Copies a tensor of the caller into the own window. */
 void cp_pull_publish_copy(struct cp_pull *pull, int32_t to, int32_t from);

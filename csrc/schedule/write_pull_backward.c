@@ -20,10 +20,7 @@ static struct own_rows publish_backward(struct cp_pull *pull)
     in.delta = pull->is_shared ? own->delta
                                : cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN,
                                                 CP_TENSOR_DELTA, rows, w->call->heads);
-    cp_pull_publish_copy(pull, own->k,
-                         cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K));
-    cp_pull_publish_copy(pull, own->v,
-                         cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V));
+    cp_pull_publish_keys(pull);
     cp_pull_publish_mask(pull);
     cp_writer_delta(w, CP_LANE_IN, in.delta, in.dout);
     if (pull->is_shared) {
@@ -213,20 +210,19 @@ static void grad_step(struct cp_pull *pull, const struct sums *own, int step)
     struct cp_writer *w = &pull->w;
     bool is_own = block_of_step(pull, step) == 0;
     struct cp_block block = cp_pull_block_of(pull, owner_of_step(pull, w->rank, step));
-    const struct cp_pull_window *window = &pull->window[block.owner];
     if (!is_live_step(pull, w->rank, step)) {
         return;
     }
+    struct cp_pull_keys brought = cp_pull_bring_keys(pull, block.owner, step);
     struct cp_key_boxes keys = {
-        .k = cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads),
-        .v = cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads),
-        .mask = cp_writer_mask_box(w, window->mask, 0, &block),
+        .k = brought.k,
+        .v = brought.v,
+        .mask = cp_writer_mask_box(w, pull->window[block.owner].mask, 0, &block),
         .dk = cp_writer_heads(cp_writer_box(w, own->dk), w->kv_heads),
         .dv = cp_writer_heads(cp_writer_box(w, own->dv), w->kv_heads),
     };
     if (!is_own) {
         struct sums slot = declare_slot(pull, w->rank, step);
-        cp_pull_await_ready(pull, block.owner);
         await_slot(pull, step);
         clear_slot(&w->builder, slot.dk);
         clear_slot(&w->builder, slot.dv);
@@ -235,6 +231,7 @@ static void grad_step(struct cp_pull *pull, const struct sums *own, int step)
         cp_writer_arrive(w);
     }
     cp_writer_grad(w, &cp_pull_chunk_of(pull, w->rank)->rows, &keys, &block);
+    cp_pull_met_keys(pull, step);
     if (!is_own) {
         cp_build_publish(&w->builder, CP_LANE_COMPUTE, CP_PULL_PARTIAL, (uint32_t)step);
     }
@@ -302,10 +299,11 @@ static void meet_chunk(struct cp_pull *pull, const struct sums *own, int32_t dq)
 }
 
 enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
+                                    enum cp_transport transport,
                                     struct cp_schedule **out)
 {
     struct cp_pull pull;
-    CP_TRY(cp_pull_init(&pull, plan, rank));
+    CP_TRY(cp_pull_init(&pull, plan, rank, transport));
     struct cp_writer *w = &pull.w;
     struct own_rows rows = publish_backward(&pull);
     gather_backward(&pull, &rows);

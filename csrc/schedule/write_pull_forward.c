@@ -4,16 +4,10 @@
 static void publish_forward(struct cp_pull *pull, int32_t q)
 {
     struct cp_writer *w = &pull->w;
-    const struct cp_pull_window *own = &pull->window[w->rank];
-    int32_t k = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_K);
-    int32_t v = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_V);
-    cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, own->k),
-                  cp_writer_box(w, k));
-    cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, own->v),
-                  cp_writer_box(w, v));
+    cp_pull_publish_keys(pull);
     cp_pull_publish_mask(pull);
     if (pull->is_shared) {
-        cp_pull_publish_copy(pull, own->q, q);
+        cp_pull_publish_copy(pull, pull->window[w->rank].q, q);
     }
     cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 1);
 }
@@ -64,16 +58,16 @@ static void attend_blocks(struct cp_pull *pull, struct cp_box q)
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, state);
     for (int j = 0; j < w->plan->world; j++) {
         struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
-        const struct cp_pull_window *window = &pull->window[block.owner];
+        int step = w->chunk * w->plan->world + j;
         if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
             continue;
         }
-        cp_pull_await_ready(pull, block.owner);
+        struct cp_pull_keys keys = cp_pull_bring_keys(pull, block.owner, step);
         cp_writer_arrive(w);
-        cp_writer_attend(w, state, q,
-                         cp_writer_heads(cp_writer_box(w, window->k), w->kv_heads),
-                         cp_writer_heads(cp_writer_box(w, window->v), w->kv_heads),
-                         cp_writer_mask_box(w, window->mask, 0, &block), &block);
+        cp_writer_attend(
+            w, state, q, keys.k, keys.v,
+            cp_writer_mask_box(w, pull->window[block.owner].mask, 0, &block), &block);
+        cp_pull_met_keys(pull, step);
     }
 }
 
@@ -115,10 +109,11 @@ static void finish_rows(struct cp_pull *pull, int32_t out, int32_t lse)
 }
 
 enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int rank,
+                                   enum cp_transport transport,
                                    struct cp_schedule **out)
 {
     struct cp_pull pull;
-    CP_TRY(cp_pull_init(&pull, plan, rank));
+    CP_TRY(cp_pull_init(&pull, plan, rank, transport));
     struct cp_writer *w = &pull.w;
     int32_t q = cp_writer_tensor(w, CP_BUFFER_INPUT, CP_TENSOR_Q);
     int32_t result = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);

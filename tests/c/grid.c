@@ -7,7 +7,7 @@
 
 #include "plan/agree.h"
 
-enum { FACTORINGS = 50, OPS = 4, ROADS = 3, VARIANTS = 2 };
+enum { FACTORINGS = 50, OPS = 4, ROADS = 4, VARIANTS = 2 };
 
 /* splitmix64, as in test.h. */
 static uint64_t next(uint64_t *state)
@@ -186,12 +186,12 @@ static void make(int ring, int ulysses, int64_t rest, int64_t number, uint64_t s
     do {
         *out = (struct grid_case){
             .number = number, .seed = state, .world = ring * ulysses};
-        out->transport = road == 0 ? CP_PULL : CP_TWO_SIDED;
+        out->transport = road == 0 ? CP_PULL : road == 3 ? CP_FETCH : CP_TWO_SIDED;
         struct cp_call *call = &out->records[0].call;
         call->op = (int32_t)ops[rest % OPS];
-        call->rotate = road == 0   ? CP_ROTATE_AUTO
-                       : road == 1 ? CP_ROTATE_ALLTOALL
-                                   : CP_ROTATE_ALLGATHER;
+        call->rotate = road == 1   ? CP_ROTATE_ALLTOALL
+                       : road == 2 ? CP_ROTATE_ALLGATHER
+                                   : CP_ROTATE_AUTO;
         call->variant = rest / OPS / ROADS % VARIANTS == 0 ? CP_EVEN : CP_ANYTHING;
         call->ring_degree = ring;
         call->ulysses_degree = ulysses;
@@ -219,7 +219,9 @@ void grid_make_like(int world, enum cp_transport transport, int64_t number,
 {
     uint64_t state = seed ^ (uint64_t)number;
     int ring = (int)draw_divisor(&state, world);
-    int64_t road = transport == CP_PULL ? 0 : draw(&state, 1, 2);
+    int64_t road = transport == CP_PULL    ? 0
+                   : transport == CP_FETCH ? 3
+                                           : draw(&state, 1, 2);
     int64_t rest =
         draw(&state, 0, OPS - 1) + OPS * (road + ROADS * draw(&state, 0, VARIANTS - 1));
     make(ring, world / ring, rest, number, seed, out);
@@ -238,6 +240,7 @@ static int print_rows(const struct grid_case *grid, enum cp_size size, char *tex
 
 void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
 {
+    static const char *const names[] = {"pull", "fetch", "two-sided"};
     const struct cp_call *call = &grid->records[0].call;
     bool is_cut = call->op == CP_OP_GATHER || call->op == CP_OP_REDUCE_SCATTER;
     char what[160];
@@ -250,7 +253,7 @@ void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
         text, GRID_TEXT,
         "case %lld: R=%d U=%d %s rotate %d %s, %d chunks, rows %s, keys %s, rank 0: %s",
         (long long)grid->number, (int)call->ring_degree, (int)call->ulysses_degree,
-        grid->transport == CP_PULL ? "pull" : "two-sided", (int)call->rotate,
+        names[grid->transport], (int)call->rotate,
         call->variant == CP_EVEN ? "even" : "anything",
         (int)grid->records[0].sizes[CP_SIZE_HEAD_CHUNKS], rows[0], rows[1], what);
 }

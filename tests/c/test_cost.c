@@ -234,6 +234,10 @@ TEST(what_is_read_in_a_window_takes_the_link)
     speeds.link_s = 3.0;
     CHECK_EQ_I64(walk(&w, &speeds), CP_OK);
     check_cost(&w, 1, (struct want){.wait = 3, .transfer = 3 + BLOCK_BYTES});
+    speeds.is_uncached = true;
+    speeds.tile_rows = 2.0; /* of 4 rows */
+    CHECK_EQ_I64(walk(&w, &speeds), CP_OK);
+    check_cost(&w, 1, (struct want){.wait = 3, .transfer = 3 + 2 * BLOCK_BYTES});
     world_close(&w);
 }
 

@@ -43,13 +43,13 @@ static void world_open(struct world *w, int size, enum cp_transport transport,
                                            .rank = rank,
                                            .world = size,
                                            .is_dead = nobody_is_dead};
-        if (transport == CP_PULL) {
+        if (transport != CP_TWO_SIDED) {
             CHECK_EQ_I64(cp_window_create(RESERVED, &w->windows[rank]), CP_OK);
         }
     }
     for (int rank = 0; rank < size; rank++) {
         enum cp_code code =
-            transport == CP_PULL
+            transport != CP_TWO_SIDED
                 ? cp_comm_shm_create(w->windows, &w->watch[rank], &w->comm[rank])
                 : cp_comm_double_create(w->hub, &w->watch[rank], &w->comm[rank]);
         CHECK_EQ_I64(code, CP_OK);
@@ -209,6 +209,11 @@ static void play_shapes(enum cp_transport transport, int scenes)
 TEST(pull_schedules_give_the_right_numbers)
 {
     play_shapes(CP_PULL, 60);
+}
+
+TEST(fetch_schedules_give_the_right_numbers)
+{
+    play_shapes(CP_FETCH, 60);
 }
 
 TEST(two_sided_schedules_give_the_right_numbers)

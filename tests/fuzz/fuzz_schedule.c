@@ -366,14 +366,14 @@ static enum cp_code prove(const struct scene scenes[2], int count,
 static void check_proved(const struct scene scenes[2], int count,
                          enum cp_transport transport)
 {
+    static const char *const names[] = {"pull", "fetch", "two-sided"};
     char text[2][200];
     cp_call_print(&scenes[0].records[0], text[0], sizeof text[0]);
     cp_call_print(&scenes[1].records[0], text[1], sizeof text[1]);
     FUZZ_CHECK(prove(scenes, count, transport) == CP_OK,
                "%d ranks, R=%d, %s, %d calls, rank 0: %s; %s: %s", scenes[0].world,
-               (int)scenes[0].records[0].call.ring_degree,
-               transport == CP_PULL ? "pull" : "two-sided", count, text[0],
-               count > 1 ? text[1] : "-", cp_last_error()->text);
+               (int)scenes[0].records[0].call.ring_degree, names[transport], count,
+               text[0], count > 1 ? text[1] : "-", cp_last_error()->text);
 }
 
 /* ---- the modes ---- */
@@ -807,6 +807,7 @@ static void prove_calls(const struct scene *first, enum mode mode, int count,
         starve(scenes, count, transport, after);
     }
     check_proved(scenes, count, CP_PULL);
+    check_proved(scenes, count, CP_FETCH);
     check_proved(scenes, count, CP_TWO_SIDED);
 }
 
@@ -837,7 +838,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct scene scene;
     int64_t live = cp_mem_stats().live_blocks;
     enum mode mode = (enum mode)fuzz_range(&in, 0, MODES - 1);
-    enum cp_transport transport = fuzz_flag(&in) ? CP_PULL : CP_TWO_SIDED;
+    uint8_t road = fuzz_byte(&in);
+    enum cp_transport transport = (road & 1) == 0   ? CP_TWO_SIDED
+                                  : (road & 2) != 0 ? CP_FETCH
+                                                    : CP_PULL;
     int count = (int)fuzz_range(&in, 1, MOST_CALLS);
     int64_t after = fuzz_byte(&in);
     read_scene(&in, 0, mode == MODE_INFLATE, &scene);

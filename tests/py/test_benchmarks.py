@@ -61,6 +61,17 @@ def test_block(tmp_path):
     assert all(0 < row["error"] < 1e-4 and row["of_share"] > 0 and row["command"] for row in taken)
 
 
+def test_modelled():
+    """docs/gpu-results.md has the tables of modelled times."""
+    diffusers = pytest.importorskip("diffusers", minversion="0.42")
+    document = (ROOT / "docs" / "gpu-results.md").read_text()
+    if f"benchmarks.modelled --check`, diffusers {diffusers.__version__}," not in document:
+        pytest.skip(f"the tables are of another version than diffusers {diffusers.__version__}")
+    command = [sys.executable, "-m", "benchmarks.modelled", "--check"]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_counted_notices_more_and_less():
     """Two per cent either way, and any allocation; `.ci/run` makes the counts."""
     before = {"instructions": 1000.0, "reads": 200.0, "allocations": 0}
