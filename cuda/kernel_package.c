@@ -8,6 +8,7 @@
 #include "group_run.h"
 #include "kernel/package.h"
 #include "kernel_cuda.h"
+#include "near.h"
 
 static bool is_available(void)
 {
@@ -64,6 +65,21 @@ static struct cp_view cut_keys(const struct cp_view *view, const struct part *pa
     return cp_view_box(view, first, n);
 }
 
+/* A package's tensors are to be where its kernel runs. `held`: what they are in then, to be
+ * released behind the package's work. */
+static enum cp_code bring(const struct cp_package *package, struct cp_view *k,
+                          struct cp_view *v, void **held, struct cp_stream *stream)
+{
+    int64_t bytes = 0;
+    char *room = NULL;
+    CP_TRY(cp_near_bytes(k, v, &bytes));
+    if (bytes == 0) {
+        return CP_OK;
+    }
+    CP_TRY(package->room(package, bytes, &room, held));
+    return cp_near_bring(room, k, v, stream);
+}
+
 /* ---- attend ---- */
 
 static enum cp_code attend_part(const struct cp_attend_args *args,
@@ -94,11 +110,18 @@ static enum cp_code attend_part(const struct cp_attend_args *args,
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
     struct part parts[MOST_PARTS];
+    struct cp_attend_args near = *args;
+    void *held = NULL;
     int count = cut(&args->place, &args->q, &args->k, parts);
-    for (int i = 0; i < count; i++) {
-        CP_TRY(attend_part(args, &parts[i], stream));
+    near.k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
+    near.v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
+    enum cp_code code =
+        count > 0 ? bring(args->package, &near.k, &near.v, &held, stream) : CP_OK;
+    for (int i = 0; i < count && code == CP_OK; i++) {
+        code = attend_part(&near, &parts[i], stream);
     }
-    return CP_OK;
+    args->package->release(args->package, &held);
+    return code;
 }
 
 /* ---- grad ---- */
@@ -188,14 +211,19 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     struct cp_package_outcome outcome;
     struct part parts[MOST_PARTS];
     int count = cut(&args->place, &args->q, &args->k, parts);
+    struct cp_grad_args near = *args;
     char *room = NULL;
-    void *held = NULL;
+    void *held = NULL, *keys_held = NULL;
     if (args->has_dlse || count == 0) {
         return cp_cuda_grad(args, stream);
     }
     CP_TRY(package->room(package, out_bytes + lse_bytes, &room, &held));
     place_outcome(args, room, out_bytes, &outcome);
-    enum cp_code code = grad_parts(args, parts, count, &outcome, stream);
+    enum cp_code code = bring(package, &near.k, &near.v, &keys_held, stream);
+    if (code == CP_OK) {
+        code = grad_parts(&near, parts, count, &outcome, stream);
+    }
+    package->release(package, &keys_held);
     package->release(package, &held);
     return code;
 }

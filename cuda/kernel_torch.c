@@ -12,6 +12,7 @@
 #include "device_cuda.h"
 #include "group_run.h"
 #include "kernel_cuda.h"
+#include "near.h"
 #include "torch_run.h"
 
 static bool is_available(void)
@@ -149,6 +150,24 @@ static struct cp_place place_of(const struct cp_place *place,
     return part;
 }
 
+/* torch refuses tensors whose memory is another GPU's. `held`: what they are in then, to
+ * be freed behind the ops. */
+static enum cp_code bring(const struct site *site, struct cp_view *k, struct cp_view *v,
+                          AtenTensorHandle *held)
+{
+    int64_t bytes = 0;
+    struct cp_view room;
+    CP_TRY(cp_near_bytes(k, v, &bytes));
+    if (bytes == 0) {
+        return CP_OK;
+    }
+    const struct cp_view like =
+        cp_view_compact(NULL, k->dtype, 1, 1, 1, bytes / cp_dtype_bytes(k->dtype));
+    CP_TRY(cp_torch_empty(site->torch, site->device, &like, CP_AXES, held));
+    CP_TRY(cp_torch_view(site->torch, *held, &room));
+    return cp_near_bring(room.data, k, v, site->stream);
+}
+
 /* ---- attend ---- */
 
 /* Panels of whole rows stay panels, without a mask. */
@@ -180,9 +199,9 @@ static enum cp_code answer_and_merge(const struct site *site,
     return code;
 }
 
-static enum cp_code attend_by_pieces(const struct site *site,
-                                     const struct cp_torch_block *block,
-                                     const struct cp_attend_args *args)
+static enum cp_code attend_pieces(const struct site *site,
+                                  const struct cp_torch_block *block,
+                                  const struct cp_attend_args *args)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
     int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
@@ -193,6 +212,22 @@ static enum cp_code attend_by_pieces(const struct site *site,
                           : answer_and_merge(site, op, &part, pieces[i].is_diagonal));
     }
     return CP_OK;
+}
+
+static enum cp_code attend_by_pieces(const struct site *site,
+                                     const struct cp_torch_block *block,
+                                     const struct cp_attend_args *args)
+{
+    struct cp_attend_args near = *args;
+    AtenTensorHandle held = NULL;
+    near.k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
+    near.v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
+    enum cp_code code = bring(site, &near.k, &near.v, &held);
+    if (code == CP_OK) {
+        code = attend_pieces(site, block, &near);
+    }
+    cp_torch_free(site->torch, &held);
+    return code;
 }
 
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
@@ -245,9 +280,9 @@ static enum cp_code differentiate(const struct site *site, const struct cp_torch
     return cp_cuda_add(&args->dv, &gradient->dv, site->stream);
 }
 
-static enum cp_code grad_by_pieces(const struct site *site,
-                                   const struct cp_torch_block *block,
-                                   const struct cp_grad_args *args)
+static enum cp_code grad_pieces(const struct site *site,
+                                const struct cp_torch_block *block,
+                                const struct cp_grad_args *args)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
     int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
@@ -265,6 +300,20 @@ static enum cp_code grad_by_pieces(const struct site *site,
         CP_TRY(code);
     }
     return CP_OK;
+}
+
+static enum cp_code grad_by_pieces(const struct site *site,
+                                   const struct cp_torch_block *block,
+                                   const struct cp_grad_args *args)
+{
+    struct cp_grad_args near = *args;
+    AtenTensorHandle held = NULL;
+    enum cp_code code = bring(site, &near.k, &near.v, &held);
+    if (code == CP_OK) {
+        code = grad_pieces(site, block, &near);
+    }
+    cp_torch_free(site->torch, &held);
+    return code;
 }
 
 static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stream)
