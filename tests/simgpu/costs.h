@@ -4,6 +4,7 @@
 #define CP_TESTS_COSTS_H
 
 #include "gpus.h"
+#include "ipcs.h"
 #include "tally.h"
 
 struct costs_case {
@@ -14,6 +15,7 @@ struct costs_case {
     int64_t batch, heads, dim;
     int64_t rows[SCENE_MOST_RANKS]; /* of queries and keys */
     bool is_executed;               /* else the GPUs run dry (simgpu.h) */
+    bool by_windows;                /* else by NCCL */
 };
 
 /* Of one rank. */
@@ -35,8 +37,13 @@ struct costs_world {
 
 static inline void costs_open(struct world *w)
 {
-    gpus_open(w);
-    if (!((struct costs_world *)w)->what->is_executed) {
+    const struct costs_case *what = ((struct costs_world *)w)->what;
+    if (what->by_windows) {
+        ipcs_open(w);
+    } else {
+        gpus_open(w);
+    }
+    if (!what->is_executed) {
         simgpu_run_dry();
     }
 }
@@ -44,7 +51,8 @@ static inline void costs_open(struct world *w)
 static inline enum cp_code costs_join(struct world *w, int rank,
                                       struct cp_context_parts *parts)
 {
-    CP_TRY(gpus_join(w, rank, parts));
+    CP_TRY(((struct costs_world *)w)->what->by_windows ? ipcs_join(w, rank, parts)
+                                                       : gpus_join(w, rank, parts));
     parts->kernels.select = tally_select;
     return CP_OK;
 }

@@ -491,6 +491,11 @@ AOTITorchError create(void *data, int64_t axes, const int64_t *sizes,
         cudaGetDevice(&is_at) != cudaSuccess || is_at != ordinal) {
         return refuse("a tensor is somewhere else");
     }
+    struct cudaPointerAttributes attributes;
+    if (data && (cudaPointerGetAttributes(&attributes, data) != cudaSuccess ||
+                 attributes.device != ordinal)) {
+        return refuse("the specified device does not match the device of the data");
+    }
     AtenTensorHandle t = tensor_new();
     t->data = (char *)data;
     t->axes = axes;

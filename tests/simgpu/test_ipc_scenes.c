@@ -1,6 +1,7 @@
 /* The whole path of a call on windows between simulated GPUs, as test_scenes.c does it
  * over NCCL: the pull schedules of the host, unchanged, against float64. */
 #include "ipcs.h"
+#include "sim_torch.h"
 
 static void play(const struct world_transport *transport, int ring, int ulysses)
 {
@@ -102,4 +103,42 @@ TEST(hosts_that_wait_for_every_wait)
     play(&transport, 1, 3);
     play(&transport, 2, 2);
     play(&transport, 4, 1);
+}
+
+/* ---- torch's ops, which want all their tensors on one device ---- */
+
+static bool suits_torch(const struct scene *scene)
+{
+    return scene->mask_kind == CP_MASK_NONE && scene->dtype != CP_DTYPE_FLOAT64 &&
+           scene->dim == 8 && scene->value_dim == 8;
+}
+
+/* torch's current stream is the caller's. */
+static struct cp_stream *take_as_torch(struct world *w, int rank,
+                                       struct cp_view tensors[CP_TENSORS])
+{
+    simtorch_set_stream(((const struct gpu *)w->own[rank])->stream);
+    return gpus_take(w, rank, tensors);
+}
+
+static void play_with_torch(const struct world_transport *transport, int ring,
+                            int ulysses)
+{
+    struct world_transport with_torch = *transport;
+    with_torch.take = take_as_torch;
+    world_play(ring, ulysses, &with_torch, CP_ANYTHING, 0, suits_torch);
+}
+
+TEST(with_torch)
+{
+    simtorch_load(true);
+    simtorch_set_cudnn(91501);
+    play_with_torch(&ipcs, 3, 1);
+    play_with_torch(&ipcs_apart, 1, 3);
+    play_with_torch(&ipcs_shared, 2, 2);
+    struct simtorch_counts counts = simtorch_counts();
+    CHECK(counts.flash + counts.efficient + counts.cudnn > 0);
+    CHECK(counts.flash_gradient + counts.efficient_gradient > 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
 }

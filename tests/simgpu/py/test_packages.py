@@ -53,6 +53,13 @@ def gpus():
     assert not sim_tensor.OWNED and not sim_tensor.BLOCKS.rows
 
 
+@pytest.fixture
+def gpus_of_ipc():
+    with open_gpus("ipc") as start:
+        yield start
+    assert not sim_tensor.OWNED and not sim_tensor.BLOCKS.rows
+
+
 def numbers(*shape, seed=0, dtype=torch.bfloat16):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(dtype)
 
@@ -152,6 +159,13 @@ def differentiate(ranks, backend, tensors, lengths, kv_lengths=None, dlse=None, 
         return [get(x) for x in _C._attention_backward(ranks.contexts[r], *own, *rest)]
 
     return map(whole, zip(*ranks.run(call), strict=True))
+
+
+@pytest.mark.parametrize("backend, config", [case for case in CASES if case[0] == "flash"])
+def test_windows_of_other_gpus(gpus_of_ipc, packages, backend, config):
+    """Keys and values that are read there come to the package's GPU."""
+    test_forward(gpus_of_ipc, packages, backend, config, True)
+    test_backward(gpus_of_ipc, packages, backend, config, True)
 
 
 @pytest.mark.parametrize("rows, keys", [(7, 4), (3, 6)])
