@@ -15,6 +15,17 @@
 #define CP_CUDA_UNROLL
 #endif
 
+/* The host reads it at any time. */
+__device__ inline void cp_cuda_tell_host(uint64_t *at, uint64_t value)
+{
+#ifdef __CUDACC__
+    __threadfence_system();
+    *(volatile uint64_t *)at = value;
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#endif
+}
+
 /* With at most 2^31 - 1 blocks. No block: no launch. `waits`: threads of a block wait for
  * each other, which the stand-in has to know beforehand. */
 template <bool waits, class... Params, class... Args>

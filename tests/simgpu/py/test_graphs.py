@@ -172,7 +172,7 @@ def test_a_context_is_closed_before_its_graphs(gpus, capture):
     start = time.monotonic()
     for context in ranks.contexts:
         context.close()
-    assert time.monotonic() - start < 0.9
+    assert time.monotonic() - start < 1.9
     assert LIB.simgpu_live().comms == 2
     ranks.run(lambda r: graphs[r].launch())
     outs = ranks.run(lambda r: sim.to_numpy(answers[r]))
