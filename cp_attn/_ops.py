@@ -31,6 +31,7 @@ def _context(found):
     context = _contexts.get(found)
     if context is None:
         raise RuntimeError("the context that this code was compiled for is gone; call enable_parallelism again")
+    context._mark_compiled()
     return context
 
 

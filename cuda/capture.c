@@ -70,8 +70,14 @@ enum cp_code cp_cuda_capture_hold(cudaStream_t stream, cudaHostFn_t release,
     return cp_cuda_check(error, "cudaGraphRetainUserObject");
 }
 
-void cp_cuda_capture_stay_out(void)
+enum cudaStreamCaptureMode cp_cuda_capture_leave(void)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+void cp_cuda_capture_enter(enum cudaStreamCaptureMode before)
+{
+    (void)cudaThreadExchangeStreamCaptureMode(&before);
 }

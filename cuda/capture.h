@@ -21,8 +21,9 @@ CP_NODISCARD enum cp_code cp_cuda_capture_at(int ordinal, struct cp_stream *stre
 CP_NODISCARD enum cp_code cp_cuda_capture_hold(cudaStream_t stream,
                                                cudaHostFn_t release, void *owner);
 
-/* From now on this thread may do what captures of other threads forbid, since none of it is
- * meant to be part of them. */
-void cp_cuda_capture_stay_out(void);
+/* From now on this thread may do what captures forbid, since none of it is meant to be part
+ * of them; and as before. */
+enum cudaStreamCaptureMode cp_cuda_capture_leave(void);
+void cp_cuda_capture_enter(enum cudaStreamCaptureMode before);
 
 #endif

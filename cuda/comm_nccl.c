@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "capture.h"
+#include "cuda_api.h"
 #include "cuda_check.h"
 #include "device_cuda.h"
 #include "nccl_post.h"
@@ -18,7 +19,6 @@ struct comm_nccl {
     struct cp_nccl_watcher *watcher; /* owned */
     int device;
     double timeout;
-    uint64_t capture; /* the last that it had a batch in; 0: none yet */
 };
 
 /* A host thread of NCCL enqueues each group; between connected ranks that is a matter of
@@ -142,6 +142,8 @@ static enum cp_code fail_nccl(struct comm_nccl *self, ncclResult_t result,
 static bool has_room(const void *arg)
 {
     struct comm_nccl *self = ((const struct host_work *)arg)->self;
+    /* Another thread's capture is no business of these batches. */
+    enum cudaStreamCaptureMode before = cp_cuda_capture_leave();
     lock(self);
     struct cp_nccl_batches *batches = self->watcher->batches;
     /* An error of the device shows again in what is enqueued next. */
@@ -149,6 +151,7 @@ static bool has_room(const void *arg)
         self->watcher->handle == NULL || cp_nccl_batches_has_room(batches) ||
         cp_nccl_batches_reap(batches) != CP_OK || cp_nccl_batches_has_room(batches);
     unlock(self);
+    cp_cuda_capture_enter(before);
     return is_ready;
 }
 
@@ -179,63 +182,27 @@ static uint64_t current_call(const struct cp_watch *watch)
 /* The mutex is held. `state`: how far NCCL has got with the group. */
 static enum cp_code enqueue(struct comm_nccl *self, const struct cp_xfer *xfers,
                             int count, const struct cp_nccl_parts *parts,
-                            bool is_captured, cudaStream_t stream, ncclResult_t *state)
+                            cudaStream_t stream, ncclResult_t *state)
 {
-    struct cp_nccl_watcher *watcher = self->watcher;
+    ncclComm_t handle = self->watcher->handle;
     int rank = self->head.rank;
-    if (watcher->handle == NULL) {
+    if (handle == NULL) {
         return cp_fail(CP_ERR_COMM, "the work of NCCL has been aborted");
     }
-    if (!is_captured) {
-        CP_TRY(cp_nccl_batches_begin(watcher->batches, xfers, count,
-                                     current_call(self->watch), stream));
-    }
     CP_TRY(cp_nccl_copy_own(xfers, count, rank, stream));
-    *state = parts->has_others ? cp_nccl_group(self->nccl, watcher->handle, xfers,
-                                               count, rank, stream)
-                               : ncclSuccess;
+    *state = parts->has_others
+                 ? cp_nccl_group(self->nccl, handle, xfers, count, rank, stream)
+                 : ncclSuccess;
     return CP_OK;
 }
 
-/* The event behind the batch: from here on it is the watcher's business. */
-static enum cp_code hand_over(struct comm_nccl *self, cudaStream_t stream,
-                              uint64_t *ticket)
+/* What the stream is to do, without what is watched; when it returns NCCL has enqueued it. */
+static enum cp_code give(struct comm_nccl *self, const struct cp_xfer *xfers, int count,
+                         const struct cp_nccl_parts *parts, cudaStream_t stream)
 {
-    lock(self);
-    enum cp_code code = cp_nccl_batches_end(self->watcher->batches, stream);
-    *ticket = self->watcher->batches->posted;
-    cp_nccl_watcher_wake(self->watcher);
-    unlock(self);
-    return code;
-}
-
-/* The graph has a batch: it comes before the communicator's end. */
-static enum cp_code hold(struct comm_nccl *self, uint64_t capture, cudaStream_t stream)
-{
-    if (capture == self->capture) {
-        return CP_OK;
-    }
-    self->capture = capture;
-    return cp_nccl_watcher_hold(self->watcher, stream);
-}
-
-static enum cp_code post(struct comm_nccl *self, const struct cp_xfer *xfers, int count,
-                         cudaStream_t stream, uint64_t *ticket)
-{
-    struct cp_nccl_parts parts;
     ncclResult_t state = ncclSuccess;
-    uint64_t capture = 0;
-    CP_TRY(cp_watch_check(self->watch));
-    CP_TRY(cp_nccl_parts_of(xfers, count, self->head.rank, self->head.world, &parts));
-    if (!parts.has_own && !parts.has_others) {
-        *ticket = 0; /* nothing to wait for */
-        return CP_OK;
-    }
-    CP_TRY(cp_cuda_capture(stream, &capture));
-    CP_TRY(capture != 0 ? hold(self, capture, stream) : wait_for_room(self));
     lock(self);
-    enum cp_code code =
-        enqueue(self, xfers, count, &parts, capture != 0, stream, &state);
+    enum cp_code code = enqueue(self, xfers, count, parts, stream, &state);
     unlock(self);
     if (code == CP_OK && state == ncclInProgress) {
         code = wait_for_host(self, xfers, count, enqueuing, &state);
@@ -243,11 +210,58 @@ static enum cp_code post(struct comm_nccl *self, const struct cp_xfer *xfers, in
     if (code == CP_OK && state != ncclSuccess) {
         code = fail_nccl(self, state, "enqueue a batch");
     }
-    if (code != CP_OK || capture != 0) {
-        *ticket = 0; /* a batch of a graph is no batch yet, and will be many */
-        return code;
+    return code;
+}
+
+/* Between two events: from then on it is the watcher's business. */
+static enum cp_code post_now(struct comm_nccl *self, const struct cp_xfer *xfers,
+                             int count, const struct cp_nccl_parts *parts,
+                             cudaStream_t stream, uint64_t *ticket)
+{
+    struct cp_nccl_batches *batches = self->watcher->batches;
+    CP_TRY(wait_for_room(self));
+    lock(self);
+    enum cp_code code =
+        cp_nccl_batches_begin(batches, xfers, count, current_call(self->watch), stream);
+    unlock(self);
+    CP_TRY(code);
+    CP_TRY(give(self, xfers, count, parts, stream));
+    lock(self);
+    code = cp_nccl_batches_end(batches, stream);
+    *ticket = batches->posted;
+    cp_nccl_watcher_wake(self->watcher);
+    unlock(self);
+    return code;
+}
+
+/* Between two numbers that each launch of the graph counts up. */
+static enum cp_code post_captured(struct comm_nccl *self, uint64_t capture,
+                                  const struct cp_xfer *xfers, int count,
+                                  const struct cp_nccl_parts *parts,
+                                  cudaStream_t stream)
+{
+    struct cp_nccl_captured *captured = NULL;
+    CP_TRY(cp_nccl_watcher_capture(self->watcher, stream, capture, xfers, count,
+                                   current_call(self->watch), &captured));
+    CP_TRY(cp_cuda_note(captured->begun, (struct cp_stream *)stream));
+    CP_TRY(give(self, xfers, count, parts, stream));
+    return cp_cuda_note(captured->ended, (struct cp_stream *)stream);
+}
+
+static enum cp_code post(struct comm_nccl *self, const struct cp_xfer *xfers, int count,
+                         cudaStream_t stream, uint64_t *ticket)
+{
+    struct cp_nccl_parts parts;
+    uint64_t capture = 0;
+    *ticket = 0; /* nothing to wait for */
+    CP_TRY(cp_watch_check(self->watch));
+    CP_TRY(cp_nccl_parts_of(xfers, count, self->head.rank, self->head.world, &parts));
+    if (!parts.has_own && !parts.has_others) {
+        return CP_OK;
     }
-    return hand_over(self, stream, ticket);
+    CP_TRY(cp_cuda_capture(stream, &capture));
+    return capture != 0 ? post_captured(self, capture, xfers, count, &parts, stream)
+                        : post_now(self, xfers, count, &parts, stream, ticket);
 }
 
 static enum cp_code nccl_post(struct cp_comm *comm, const struct cp_xfer *xfers,

@@ -59,6 +59,10 @@ struct cp_stand_in_args {
 enum cp_code cp_cuda_stand_in(const struct cp_stand_in_args *args,
                               struct cp_stream *stream);
 
+/* *count, in memory of the host that the device can write to, becomes one more when the
+ * stream comes to it. The host may read it at any time; nothing else may write it. */
+enum cp_code cp_cuda_note(uint64_t *count, struct cp_stream *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,18 @@
 #include "base/mem.h"
 #include "cuda_check.h"
 
+void cp_nccl_purpose_set(struct cp_nccl_purpose *purpose, int world,
+                         const struct cp_xfer *xfers, int count, uint64_t call)
+{
+    purpose->call = call;
+    memset(purpose->has_peer, 0, (size_t)world * sizeof *purpose->has_peer);
+    for (int i = 0; i < count; i++) {
+        if (xfers[i].bytes > 0) {
+            purpose->has_peer[xfers[i].peer] = true;
+        }
+    }
+}
+
 static struct cp_nccl_batch *batch_of(struct cp_nccl_batches *batches, uint64_t number)
 {
     return &batches->batch[number % CP_NCCL_BATCHES];
@@ -28,7 +40,7 @@ enum cp_code cp_nccl_batches_create(int world, struct cp_nccl_batches **out)
     batches->world = world;
     for (int i = 0; i < CP_NCCL_BATCHES; i++) {
         struct cp_nccl_batch *batch = &batches->batch[i];
-        batch->has_peer = has_peer + (size_t)i * (size_t)world;
+        batch->purpose.has_peer = has_peer + (size_t)i * (size_t)world;
         CP_TRY_GOTO(code, create_event(&batch->begin), done);
         CP_TRY_GOTO(code, create_event(&batch->end), done);
     }
@@ -68,13 +80,7 @@ enum cp_code cp_nccl_batches_begin(struct cp_nccl_batches *batches,
                                    uint64_t call, cudaStream_t stream)
 {
     struct cp_nccl_batch *batch = batch_of(batches, batches->posted + 1);
-    batch->call = call;
-    memset(batch->has_peer, 0, (size_t)batches->world * sizeof *batch->has_peer);
-    for (int i = 0; i < count; i++) {
-        if (xfers[i].bytes > 0) {
-            batch->has_peer[xfers[i].peer] = true;
-        }
-    }
+    cp_nccl_purpose_set(&batch->purpose, batches->world, xfers, count, call);
     return cp_cuda_check(cudaEventRecord(batch->begin, stream),
                          "cudaEventRecord before a batch");
 }

@@ -19,10 +19,18 @@
  * than it pays to be ahead by. */
 enum { CP_NCCL_BATCHES = 256 };
 
+/* What a batch is for. */
+struct cp_nccl_purpose {
+    uint64_t call;  /* that it belongs to, as in struct cp_flight; 0: not known */
+    bool *has_peer; /* (world): does it send to that rank or receive from it? */
+};
+
+void cp_nccl_purpose_set(struct cp_nccl_purpose *purpose, int world,
+                         const struct cp_xfer *xfers, int count, uint64_t call);
+
 struct cp_nccl_batch {
     cudaEvent_t begin, end;
-    uint64_t call;  /* that it belongs to, as in struct cp_flight; 0: not known */
-    bool *has_peer; /* by rank: does it send to it or receive from it? */
+    struct cp_nccl_purpose purpose;
 };
 
 struct cp_nccl_batches {

@@ -46,13 +46,13 @@ static void pause_a_moment(void)
 
 /* "rank 2", "ranks 1, 3": the peers of a batch; what does not fit is cut. */
 static void name_peers(const struct cp_nccl_watcher *watcher,
-                       const struct cp_nccl_batch *batch, char *text, size_t size)
+                       const struct cp_nccl_purpose *purpose, char *text, size_t size)
 {
     int count = 0;
     size_t used = 0;
     char list[240] = "";
     for (int rank = 0; rank < watcher->batches->world; rank++) {
-        if (rank == watcher->rank || !batch->has_peer[rank] || used >= sizeof list) {
+        if (rank == watcher->rank || !purpose->has_peer[rank] || used >= sizeof list) {
             continue;
         }
         int added = snprintf(list + used, sizeof list - used, "%s%d",
@@ -67,27 +67,34 @@ static void name_peers(const struct cp_nccl_watcher *watcher,
     (void)snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
 }
 
+/* A batch that the device has come to. */
+struct current {
+    const struct cp_nccl_purpose *purpose;
+    const char *name; /* "NCCL batch 7" */
+    int64_t begun_ns, now_ns;
+    int64_t *dead_ns; /* when one of its peers was first seen dead; 0: none was */
+};
+
 static enum cp_code fail_late(const struct cp_nccl_watcher *watcher,
-                              const struct cp_nccl_batch *batch)
+                              const struct current *current)
 {
     char peers[256], call[64], all[CP_STATUS_TEXT];
-    name_peers(watcher, batch, peers, sizeof peers);
-    cp_flight_name_call(batch->call, call, sizeof call);
+    name_peers(watcher, current->purpose, peers, sizeof peers);
+    cp_flight_name_call(current->purpose->call, call, sizeof call);
     cp_watch_report(watcher->watch, all, sizeof all);
     return cp_fail_rank(CP_ERR_TIMEOUT, watcher->rank,
-                        "rank %d waited more than %.1f s for %s in %s (NCCL batch "
-                        "%llu)%s",
-                        watcher->rank, watcher->timeout, peers, call,
-                        (unsigned long long)watcher->watched, all);
+                        "rank %d waited more than %.1f s for %s in %s (%s)%s",
+                        watcher->rank, watcher->timeout, peers, call, current->name,
+                        all);
 }
 
-static enum cp_code look_for_deaths(struct cp_nccl_watcher *watcher,
-                                    const struct cp_nccl_batch *batch, int64_t now_ns)
+static enum cp_code look_for_deaths(const struct cp_nccl_watcher *watcher,
+                                    const struct current *current)
 {
     struct cp_watch *watch = watcher->watch;
     int dead = -1;
     for (int rank = 0; rank < watch->world && dead < 0; rank++) {
-        if (rank != watch->rank && batch->has_peer[rank] &&
+        if (rank != watch->rank && current->purpose->has_peer[rank] &&
             watch->is_dead(watch->peers, rank)) {
             dead = rank;
         }
@@ -95,18 +102,27 @@ static enum cp_code look_for_deaths(struct cp_nccl_watcher *watcher,
     if (dead < 0) {
         return CP_OK;
     }
-    if (watcher->dead_ns == 0) {
-        watcher->dead_ns = now_ns;
+    if (*current->dead_ns == 0) {
+        *current->dead_ns = current->now_ns;
     }
-    if (now_ns - watcher->dead_ns < CP_NCCL_DEAD_NS) {
+    if (current->now_ns - *current->dead_ns < CP_NCCL_DEAD_NS) {
         return CP_OK;
     }
     char call[64];
-    cp_flight_name_call(batch->call, call, sizeof call);
+    cp_flight_name_call(current->purpose->call, call, sizeof call);
     return cp_fail_rank(CP_ERR_COMM, dead,
                         "rank %d is gone (its process ended or it closed its context) "
-                        "while rank %d waited for it in %s (NCCL batch %llu)",
-                        dead, watch->rank, call, (unsigned long long)watcher->watched);
+                        "while rank %d waited for it in %s (%s)",
+                        dead, watch->rank, call, current->name);
+}
+
+static enum cp_code judge(const struct cp_nccl_watcher *watcher,
+                          const struct current *current)
+{
+    CP_TRY(look_for_deaths(watcher, current));
+    return (double)(current->now_ns - current->begun_ns) * 1e-9 > watcher->timeout
+               ? fail_late(watcher, current)
+               : CP_OK;
 }
 
 /* Batches run in order, so only the oldest can be at fault. Its time begins where the
@@ -114,6 +130,7 @@ static enum cp_code look_for_deaths(struct cp_nccl_watcher *watcher,
 static enum cp_code look_at_oldest(struct cp_nccl_watcher *watcher)
 {
     const struct cp_nccl_batch *batch = cp_nccl_batches_oldest(watcher->batches);
+    char name[40];
     int64_t now_ns = cp_now_ns();
     if (watcher->watched != watcher->batches->ended + 1) {
         watcher->watched = watcher->batches->ended + 1;
@@ -127,10 +144,25 @@ static enum cp_code look_at_oldest(struct cp_nccl_watcher *watcher)
         }
         watcher->begun_ns = now_ns;
     }
-    CP_TRY(look_for_deaths(watcher, batch, now_ns));
-    return (double)(now_ns - watcher->begun_ns) * 1e-9 > watcher->timeout
-               ? fail_late(watcher, batch)
-               : CP_OK;
+    (void)snprintf(name, sizeof name, "NCCL batch %llu",
+                   (unsigned long long)watcher->watched);
+    const struct current current = {.purpose = &batch->purpose,
+                                    .name = name,
+                                    .begun_ns = watcher->begun_ns,
+                                    .now_ns = now_ns,
+                                    .dead_ns = &watcher->dead_ns};
+    return judge(watcher, &current);
+}
+
+static enum cp_code judge_captured(void *arg, struct cp_nccl_captured *captured,
+                                   int64_t now_ns)
+{
+    const struct current current = {.purpose = &captured->purpose,
+                                    .name = "launched in a graph",
+                                    .begun_ns = captured->begun_ns,
+                                    .now_ns = now_ns,
+                                    .dead_ns = &captured->dead_ns};
+    return judge(arg, &current);
 }
 
 static enum cp_code look_for_async_error(const struct cp_nccl_watcher *watcher)
@@ -150,12 +182,15 @@ static enum cp_code look(struct cp_nccl_watcher *watcher)
 {
     CP_TRY(cp_nccl_batches_reap(watcher->batches));
     bool has_batch = cp_nccl_batches_oldest(watcher->batches) != NULL;
-    if (!has_batch && watcher->graphs == 0) {
+    if (!has_batch && watcher->graphs.alive == NULL) {
         return CP_OK;
     }
     CP_TRY(cp_watch_check(watcher->watch));
     CP_TRY(look_for_async_error(watcher));
-    return has_batch ? look_at_oldest(watcher) : CP_OK;
+    if (has_batch) {
+        CP_TRY(look_at_oldest(watcher));
+    }
+    return cp_nccl_graphs_look(&watcher->graphs, cp_now_ns(), judge_captured, watcher);
 }
 
 static void look_and_judge(struct cp_nccl_watcher *watcher)
@@ -252,8 +287,8 @@ static void free_memory(struct cp_nccl_watcher *watcher)
 static void wait_for_work(struct cp_nccl_watcher *watcher)
 {
     bool has_work =
-        watcher->handle != NULL &&
-        (cp_nccl_batches_oldest(watcher->batches) != NULL || watcher->graphs > 0);
+        watcher->handle != NULL && (cp_nccl_batches_oldest(watcher->batches) != NULL ||
+                                    watcher->graphs.alive != NULL);
     if (has_work) {
         struct timespec until = timespec_of(cp_now_ns() + look_ns);
         (void)pthread_cond_timedwait(&watcher->wake, &watcher->mutex, &until);
@@ -267,7 +302,7 @@ static void *run(void *arg)
     struct cp_nccl_watcher *watcher = arg;
     /* Otherwise the first call of the runtime would set up device 0 for this thread. */
     (void)cudaSetDevice(watcher->device);
-    cp_cuda_capture_stay_out();
+    (void)cp_cuda_capture_leave();
     lock(watcher);
     while (!watcher->is_closing) {
         if (watcher->is_broken && watcher->handle != NULL) {
@@ -283,7 +318,7 @@ static void *run(void *arg)
             look_and_judge(watcher);
         }
     }
-    while (watcher->graphs > 0) {
+    while (watcher->graphs.alive != NULL) {
         (void)pthread_cond_wait(&watcher->wake, &watcher->mutex);
     }
     ncclComm_t handle = watcher->handle;
@@ -293,6 +328,7 @@ static void *run(void *arg)
     if (handle != NULL) {
         free_handle(watcher, handle, is_sound);
     }
+    cp_nccl_graphs_clear(&watcher->graphs);
     lock(watcher);
     watcher->has_ended = true;
     bool is_parked = watcher->is_parked;
@@ -345,6 +381,7 @@ enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl, struct cp_watch 
     watcher->device = device;
     watcher->timeout = timeout;
     watcher->owner_pid = getpid();
+    watcher->graphs.world = watch->world;
     enum cp_code code = cp_nccl_batches_create(watch->world, &watcher->batches);
     if (code != CP_OK) {
         cp_mem_destroy(&watcher);
@@ -370,20 +407,36 @@ void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
 /* A graph has gone; the thread may have waited for it at its end. */
 static void CUDART_CB release(void *arg)
 {
-    struct cp_nccl_watcher *watcher = arg;
+    struct cp_nccl_graph *graph = arg;
+    struct cp_nccl_watcher *watcher = graph->owner;
     lock(watcher);
-    watcher->graphs -= 1;
+    cp_nccl_graphs_remove(&watcher->graphs, graph);
     (void)pthread_cond_signal(&watcher->wake);
     unlock(watcher);
 }
 
-enum cp_code cp_nccl_watcher_hold(struct cp_nccl_watcher *watcher, cudaStream_t stream)
+enum cp_code cp_nccl_watcher_capture(struct cp_nccl_watcher *watcher,
+                                     cudaStream_t stream, uint64_t capture,
+                                     const struct cp_xfer *xfers, int count,
+                                     uint64_t call, struct cp_nccl_captured **out)
 {
+    struct cp_nccl_graph *graph = NULL;
+    bool is_new = false;
     lock(watcher);
-    watcher->graphs += 1;
-    (void)pthread_cond_signal(&watcher->wake);
+    enum cp_code code = cp_nccl_graphs_find(&watcher->graphs, capture, &graph, &is_new);
+    if (code == CP_OK && is_new) {
+        graph->owner = watcher;
+        (void)pthread_cond_signal(&watcher->wake);
+    }
     unlock(watcher);
-    return cp_cuda_capture_hold(stream, release, watcher);
+    CP_TRY(code);
+    if (is_new) {
+        CP_TRY(cp_cuda_capture_hold(stream, release, graph));
+    }
+    lock(watcher);
+    code = cp_nccl_graphs_add(&watcher->graphs, graph, xfers, count, call, out);
+    unlock(watcher);
+    return code;
 }
 
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher)
@@ -426,7 +479,7 @@ void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher)
     w->is_closing = true;
     w->is_broken = w->is_broken || cp_watch_is_poisoned(w->watch);
     (void)pthread_cond_signal(&w->wake);
-    while (!w->has_ended && w->graphs == 0 && error == 0) {
+    while (!w->has_ended && w->graphs.alive == NULL && error == 0) {
         error = pthread_cond_timedwait(&w->changed, &w->mutex, &until);
     }
     /* Parked, it may be freed as soon as the mutex is. */

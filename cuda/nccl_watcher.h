@@ -2,9 +2,8 @@
  * caller has only enqueued, and does whatever NCCL may block in.
  *
  * While batches are outstanding it looks every 50 ms: poison, NCCL's asynchronous
- * errors, death of a peer, a batch that takes too long. While graphs are alive that batches
- * were captured in it looks for the first two: when a graph is launched nobody tells. Any
- * of these poisons the context
+ * errors, death of a peer, a batch that takes too long; and all the time while graphs are
+ * alive that batches were captured in. Any of these poisons the context
  * first and then aborts NCCL's work, so that the user's synchronisation returns and his
  * next call raises. Aborts, the freeing at the end and the split of another communicator
  * run here and nowhere else: where NCCL does not return from them, the caller leaves the
@@ -24,8 +23,8 @@
 #include <sys/types.h>
 
 #include "base/watch.h"
-#include "nccl_batches.h"
 #include "nccl_dl.h"
+#include "nccl_graphs.h"
 
 /* What a dead peer has sent arrives within this time once the device has come to the
  * batch; what has not arrived by then never will. */
@@ -47,7 +46,7 @@ struct cp_nccl_watcher {
     ncclConfig_t child_config;
     ncclResult_t split; /* how that ended */
     struct cp_nccl_batches *batches;
-    int graphs;       /* alive that have batches */
+    struct cp_nccl_graphs graphs;
     uint64_t watched; /* number of the batch that the next two are about */
     int64_t begun_ns; /* when the device was seen to have come to it; 0: not yet */
     int64_t dead_ns;  /* when one of its peers was first seen dead; 0: none was */
@@ -69,9 +68,13 @@ CP_NODISCARD enum cp_code cp_nccl_watcher_create(const struct cp_nccl *nccl,
 void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
                            const ncclConfig_t *config);
 
-/* One more graph has batches: that which the stream is being captured in. */
-CP_NODISCARD enum cp_code cp_nccl_watcher_hold(struct cp_nccl_watcher *watcher,
-                                               cudaStream_t stream);
+/* A batch of the graph that the stream is being captured in, by that number. The watcher
+ * outlives the graph, and so does what it watches. */
+CP_NODISCARD enum cp_code cp_nccl_watcher_capture(struct cp_nccl_watcher *watcher,
+                                                  cudaStream_t stream, uint64_t capture,
+                                                  const struct cp_xfer *xfers,
+                                                  int count, uint64_t call,
+                                                  struct cp_nccl_captured **out);
 
 /* Tells it of a new batch. The mutex is held. */
 void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher);

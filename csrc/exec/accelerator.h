@@ -45,9 +45,10 @@ struct cp_lender {
                          const char *what, void **out, void **loan);
     void (*give_back)(void *loan);
     const void *framework; /* the lender's own */
-    /* What is lent on a stream that is being captured, and given back before the capture
-     * ends, stays the graph's. */
-    bool serves_captures;
+    /* For as long as the context wants it; and for a call that is captured: what is lent
+     * on a stream that is being captured, and given back before the capture ends, stays
+     * the graph's. */
+    bool serves_contexts, serves_captures;
 };
 
 struct cp_accelerator {

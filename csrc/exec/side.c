@@ -33,7 +33,7 @@ static enum cp_code grow_workspace(struct cp_side *side, size_t bytes)
 {
     struct cp_device *device = side->device;
     struct cp_workspace bigger = {.bytes = bytes};
-    CP_TRY(side->lender.lend != NULL
+    CP_TRY(side->lender.serves_contexts
                ? borrow(side, bytes, &bigger)
                : device->ops->alloc(device, bytes, workspace_name, &bigger.data));
     free_workspace(side);

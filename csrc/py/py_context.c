@@ -436,6 +436,20 @@ static PyObject *context_memory(ContextObject *self, PyObject *Py_UNUSED(ignored
                          (Py_ssize_t)memory.window_bytes);
 }
 
+PyDoc_STRVAR(context_mark_compiled_doc, "_mark_compiled($self, /)\n"
+                                        "--\n\n"
+                                        "Take what stays from the device from now on, "
+                                        "not from torch: while torch warms up\n"
+                                        "compiled code, it allocates from a pool that "
+                                        "only the code's outputs may stay in.");
+
+static PyObject *context_mark_compiled(ContextObject *self,
+                                       PyObject *Py_UNUSED(ignored))
+{
+    self->is_compiled = true;
+    Py_RETURN_NONE;
+}
+
 /* --- attributes --- */
 
 static PyObject *context_get_rank(ContextObject *self, void *Py_UNUSED(closure))
@@ -504,6 +518,8 @@ static PyMethodDef context_methods[] = {
     {"_gather_at", FASTCALL(context_gather_at), context_gather_at_doc},
     {"_reduce_scatter", FASTCALL(context_reduce_scatter), context_reduce_scatter_doc},
     {"_memory", (PyCFunction)context_memory, METH_NOARGS, context_memory_doc},
+    {"_mark_compiled", (PyCFunction)context_mark_compiled, METH_NOARGS,
+     context_mark_compiled_doc},
     {"agree", FASTCALL(context_agree), context_agree_doc},
     {"close", (PyCFunction)(void (*)(void))context_close, METH_NOARGS,
      context_close_doc},

@@ -12,6 +12,8 @@ typedef struct {
     uint64_t begun;        /* calls that have come to the gate */
     int rank, world;
     int threads;
+    bool
+        is_compiled; /* code that torch has compiled calls: its pools lend nothing that stays */
 } ContextObject;
 
 PyTypeObject *context_type_create(PyObject *self);

@@ -103,6 +103,7 @@ struct cp_lender device_lender(struct module_state *state, const struct array *a
             .lend = lend,
             .give_back = give_back,
             .framework = array->api,
+            .serves_contexts = true,
             .serves_captures = torch_is_tensor(state, array->object) == 1,
         };
         PyErr_Clear();
@@ -115,7 +116,7 @@ int device_use(struct module_state *state, ContextObject *context,
                const struct cp_package *package, struct cp_record *record)
 {
     const struct cp_tensor *tensor = &array->tensor;
-    const struct cp_lender lender = device_lender(state, array);
+    struct cp_lender lender = device_lender(state, array);
     if (cp_tensor_is_on_host(tensor)) {
         record->call.place = CP_ON_HOST;
         return 0;
@@ -124,6 +125,7 @@ int device_use(struct module_state *state, ContextObject *context,
     if (accelerator == NULL) {
         return -1;
     }
+    lender.serves_contexts = lender.serves_contexts && !context->is_compiled;
     enum cp_code code =
         cp_context_use(context->core, accelerator, tensor->device_id, &lender, package);
     if (code != CP_OK) {

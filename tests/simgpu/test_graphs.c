@@ -185,11 +185,33 @@ TEST(unified)
 
 /* ---- a communicator that graphs hold ---- */
 
+static atomic_bool is_dead[RANKS_MOST];
+
+static bool is_rank_dead(void *peers, int rank)
+{
+    (void)peers;
+    return atomic_load(&is_dead[rank]);
+}
+
+static enum cp_code mortal_join(struct world *w, int rank,
+                                struct cp_context_parts *parts)
+{
+    w->watch[rank].is_dead = is_rank_dead;
+    return gpus_join(w, rank, parts);
+}
+
+static struct world_transport mortals;
+
 /* A world of one scene, in which the ranks have something to tell each other. */
 static void open_one(struct world *w, int ring, int ulysses)
 {
     uint64_t seed = test_seed;
-    world_open(w, ring, ulysses, &gpus, CP_EVEN, 0);
+    mortals = gpus;
+    mortals.join = mortal_join;
+    for (int rank = 0; rank < RANKS_MOST; rank++) {
+        atomic_store(&is_dead[rank], false);
+    }
+    world_open(w, ring, ulysses, &mortals, CP_EVEN, 0);
     do {
         scene_destroy(&w->scenes[0]);
         scene_create(&w->scenes[0], seed++, ring, ulysses);
@@ -237,7 +259,7 @@ static void close_early(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
     int64_t start_ns = cp_now_ns();
     cp_context_destroy(&w->context[rank]);
-    CHECK(cp_now_ns() - start_ns < 900000000);
+    CHECK(cp_now_ns() - start_ns < 1900000000); /* who waits gives up after 2 s */
     (void)meet();
     CHECK_EQ_I64(simgpu_live().comms, w->size);
     (void)meet();
@@ -276,6 +298,65 @@ TEST(a_graph_goes_before_its_context)
     close_one(&w);
 }
 
+/* ---- calls before a capture ---- */
+
+/* Until the gate opens. */
+static void CUDART_CB wait_for_gate(void *arg)
+{
+    while (!atomic_load((atomic_bool *)arg)) {
+        ranks_sleep_us(1000);
+    }
+}
+
+/* A call that the device has not come to is watched while another is captured, which the
+ * watching thread does not spoil. */
+static void capture_behind(int rank, void *arg)
+{
+    struct world *w = arg;
+    struct gpu *gpu = w->own[rank];
+    cudaStream_t captured = gpu->stream, aside = NULL;
+    struct cp_view tensors[2][CP_TENSORS];
+    atomic_bool is_open = false;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
+    for (int i = 0; i < 2; i++) {
+        memcpy(tensors[i], w->scenes[0].tensors[rank], sizeof tensors[i]);
+        gpus_take(w, rank, tensors[i]);
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
+    CHECK_EQ_I64(cudaLaunchHostFunc(aside, wait_for_gate, &is_open), cudaSuccess);
+    gpu->stream = aside;
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors[0]), CP_OK);
+    gpu->stream = captured;
+    (void)meet();
+    CHECK_EQ_I64(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal),
+                 cudaSuccess);
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors[1]), CP_OK);
+    ranks_sleep_us(200000);
+    CHECK_EQ_I64(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    (void)meet();
+    CHECK_EQ_I64(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    atomic_store(&is_open, true);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, captured), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamSynchronize(aside), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors[1]);
+    gpus_free(w->scenes[0].tensors[rank], tensors[0]);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);
+}
+
+TEST(an_earlier_call_is_watched_while_one_is_captured)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, capture_behind, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    close_one(&w);
+}
+
 /* ---- what goes wrong while a graph is launched ---- */
 
 /* Rank 1 does not launch, and breaks the context: rank 0's launch ends. */
@@ -304,6 +385,94 @@ TEST(poison_ends_a_launch)
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, break_launch, &w);
+    close_one(&w);
+}
+
+/* Rank 1 does not launch: what ends rank 0's launch, and is said at the next call. */
+static void launch_alone(struct world *w, int rank, bool dies)
+{
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS], more[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess); /* one that ends */
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    atomic_store(&is_dead[1], dies);
+    (void)meet();
+    if (rank == 0) {
+        CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    }
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    (void)meet();
+    CHECK_EQ_I64(world_start(w, rank, &w->scenes[0], CP_OP_ATTENTION, more),
+                 CP_ERR_COMM);
+    gpus_free(w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+static void launch_late(int rank, void *arg)
+{
+    launch_alone(arg, rank, false);
+    CHECK_STR_HAS(cp_last_error()->text, "rank 0 waited more than 0.5 s for rank 1 in "
+                                         "attention, call 1 (launched in a graph)");
+}
+
+TEST(a_launch_has_a_deadline)
+{
+    struct world w;
+    gpus_timeout = 0.5;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, launch_late, &w);
+    gpus_timeout = 60.0;
+    close_one(&w);
+}
+
+static void launch_to_the_dead(int rank, void *arg)
+{
+    launch_alone(arg, rank, true);
+    CHECK_STR_HAS(cp_last_error()->text, "rank 1 is gone");
+    CHECK_STR_HAS(
+        cp_last_error()->text,
+        "while rank 0 waited for it in attention, call 1 (launched in a graph)");
+}
+
+TEST(a_launch_notices_a_death)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, launch_to_the_dead, &w);
+    close_one(&w);
+}
+
+/* Rank 0 waits for rank 1 nearly all the time, in each launch less than the deadline; then
+ * nothing is launched for longer than that. */
+static void launch_often(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    for (int launch = 0; launch < 12; launch++) {
+        if (rank == 1) {
+            ranks_sleep_us(100000);
+        }
+        CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+        CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+        (void)meet();
+    }
+    ranks_sleep_us(1100000);
+    CHECK_EQ_I64(cp_context_check(w->context[rank]), CP_OK);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+TEST(many_launches_are_not_one_late_one)
+{
+    struct world w;
+    gpus_timeout = 0.7;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, launch_often, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    gpus_timeout = 60.0;
     close_one(&w);
 }
 
@@ -391,6 +560,7 @@ static void call_beside(int rank, void *arg)
     CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
     memcpy(tensors, w->scenes[0].tensors[rank], sizeof tensors);
     gpus_take(w, rank, tensors);
+    CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
     CHECK_EQ_I64(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal),
                  cudaSuccess);
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
@@ -403,7 +573,6 @@ static void call_beside(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
     gpu->stream = aside;
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
-    CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
     gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
     gpu->stream = captured;
     CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);

@@ -172,7 +172,7 @@ def test_a_context_is_closed_before_its_graphs(gpus, capture):
     start = time.monotonic()
     for context in ranks.contexts:
         context.close()
-    assert time.monotonic() - start < 0.9
+    assert time.monotonic() - start < 1.9
     assert LIB.simgpu_live().comms == 2
     ranks.run(lambda r: graphs[r].launch())
     outs = ranks.run(lambda r: sim.to_numpy(answers[r]))
@@ -208,3 +208,20 @@ def test_the_workspace_is_of_torchs_pool(gpus, capture):
         outs = ranks.run(lambda r: sim_tensor.get(answers[r]).numpy())
         want = oracle(*[x * (round + 1)] * 3)[0]
         np.testing.assert_allclose(np.concatenate(outs, 1), want, atol=1e-5)
+
+
+def test_compiled_code_leaves_nothing_in_torchs_pool(gpus, capture):
+    """Torch warms up in the pool of the graphs, and admits nothing else that stays there."""
+    torch = pytest.importorskip("torch")
+    import sim_tensor
+
+    ranks = gpus(ring_degree=2)
+    for context in ranks.contexts:
+        context._mark_compiled()
+    x = torch.from_numpy(numbers(1, 4, 2, 8))
+    given = [sim_tensor.put(x, r) for r in range(2)]
+    lent = len(sim_tensor.OWNED)
+    ranks.run(lambda r: sim_tensor.get(_C.attention(*[given[r]] * 3, ranks.contexts[r])))
+    assert len(sim_tensor.OWNED) == lent and ranks.contexts[0]._memory()[0] > 0
+    graphs, _ = capture(ranks, lambda r: _C.attention(*[given[r]] * 3, ranks.contexts[r]))
+    assert [len(graph.pool) for graph in graphs] == [2, 2]
