@@ -66,9 +66,8 @@ __device__ void merge(const rows_state<Shape> &rows, int m, int half, float *to,
         }
     }
     if (column == 0) {
-        float add = weight * rows.sum[m][half];
         to[dim] = top;
-        to[dim + 1] = is_empty ? add : old_sum * keep + add;
+        to[dim + 1] = old_sum * keep + weight * rows.sum[m][half];
     }
 }
 

@@ -32,6 +32,8 @@ enum cp_code cp_cuda_grad(const struct cp_grad_args *args, struct cp_stream *str
 enum { CP_OWN_MOST_DIM = 256 };
 enum cp_code cp_cuda_own_attend(const struct cp_attend_args *args,
                                 struct cp_stream *stream);
+enum cp_code cp_cuda_own_grad(const struct cp_grad_args *args,
+                              struct cp_stream *stream);
 
 /* What another kernel made of a block of keys, to be folded into the plain kernel's
  * state: an answer is a state whose maximum is lse and whose sum is 1. */

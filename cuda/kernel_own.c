@@ -38,7 +38,9 @@ enum cp_code cp_kernel_own_attend(const struct cp_attend_args *args,
 enum cp_code cp_kernel_own_grad(const struct cp_grad_args *args,
                                 struct cp_stream *stream)
 {
-    return cp_cuda_grad(args, stream);
+    return takes(args->q.dtype, args->q.n[3], args->v.n[3])
+               ? cp_cuda_own_grad(args, stream)
+               : cp_cuda_grad(args, stream);
 }
 
 const struct cp_kernel_ops cp_kernel_own_ops = {

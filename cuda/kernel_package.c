@@ -178,8 +178,8 @@ static enum cp_code grad_parts(const struct cp_grad_args *args,
     return CP_OK;
 }
 
-/* Where the lse has a gradient, delta has a part that no `out` can stand for: the plain
- * kernel's gradient then. */
+/* Where the lse has a gradient, delta has a part that no `out` can stand for: our own
+ * kernels' gradient then. */
 static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stream)
 {
     const struct cp_package *package = args->package;

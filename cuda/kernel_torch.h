@@ -5,7 +5,7 @@
 #include "kernel/kernel.h"
 
 /* Available where the process has loaded torch with CUDA. Its layouts are those of the
- * plain kernel, which takes what torch's ops do not. */
+ * plain kernel; what torch's ops do not take goes to the best of our own kernels. */
 extern const struct cp_kernel_ops cp_kernel_torch_ops;
 
 #endif

@@ -1,5 +1,5 @@
-/* The plain CUDA kernel, and the merge of blocks that others answer, against the generic
- * kernel of the CPU, over random calls.
+/* The plain and the own CUDA kernel, and the merge of blocks that others answer, against the
+ * generic kernel of the CPU, over random calls.
  *
  * A call is made as the executor makes it: keys come in blocks cut at random, packed
  * into panels, heads in groups; tensors lie in memory in any order of their axes; guard
@@ -254,7 +254,8 @@ static void problem_mask(struct problem *p, struct test_rng *rng)
 
 static int64_t random_dim(struct test_rng *rng)
 {
-    static const int64_t dims[] = {1, 3, 8, 16, 17, 40, 64, 65, 72, 96, 128, 255, 256};
+    static const int64_t dims[] = {1,  3,  6,  8,  16,  17,  20,  40, 64,
+                                   65, 72, 96, 98, 128, 196, 255, 256};
     return dims[test_rng_range(rng, 0, (int64_t)(sizeof dims / sizeof dims[0]) - 1)];
 }
 
@@ -680,12 +681,12 @@ TEST(float16)
 
 TEST(own_bfloat16)
 {
-    many_calls(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 30, 40);
+    many_calls(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 30, 30);
 }
 
 TEST(own_float16)
 {
-    many_calls(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 31, 40);
+    many_calls(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 31, 30);
 }
 
 /* ---- blocks answered by themselves, and merged ---- */
@@ -840,14 +841,16 @@ TEST(long_sums)
 /* NaN and infinity in any input: what is NaN, infinite or a number is the same as with
  * the generic kernel. Its gradients have more NaN, since it multiplies zeros that stand
  * for no row, and it looks at some keys behind a query: those are not asked for. */
-TEST(special_numbers_spread_as_on_the_host)
+static void special_numbers(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                            uint64_t stream, int count)
 {
-    struct test_rng rng = test_rng_init(8);
+    struct test_rng rng = test_rng_init(stream);
     struct machine host = host_machine(), cuda;
     REQUIRE(cuda_machine(&cuda));
-    for (int i = 0; i < 40; i++) {
+    cuda.ops = ops;
+    for (int i = 0; i < count; i++) {
         struct problem p;
-        problem_init(&p, &rng, i % 2 == 0 ? CP_DTYPE_FLOAT32 : CP_DTYPE_BFLOAT16);
+        problem_init(&p, &rng, dtype);
         p.is_causal = false;
         p.scale /= p.size > 1 ? p.size * p.size : 1; /* no weight underflows */
         double *const inputs[] = {p.q, p.k, p.v, p.dout};
@@ -893,15 +896,25 @@ TEST(special_numbers_spread_as_on_the_host)
     cuda_machine_close(&cuda);
 }
 
-/* Sums are made in the same order in every run. */
-TEST(gradients_are_the_same_in_every_run)
+TEST(special_numbers_spread_as_on_the_host)
 {
-    struct test_rng rng = test_rng_init(9);
+    special_numbers(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 8, 20);
+    special_numbers(&cp_kernel_cuda_plain_ops, CP_DTYPE_BFLOAT16, 9, 20);
+    special_numbers(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 32, 10);
+    special_numbers(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 33, 10);
+}
+
+/* Sums are made in the same order in every run. */
+static void same_gradients(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
+                           uint64_t stream)
+{
+    struct test_rng rng = test_rng_init(stream);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
+    cuda.ops = ops;
     for (int i = 0; i < 5; i++) {
         struct problem p;
-        problem_init(&p, &rng, CP_DTYPE_FLOAT32);
+        problem_init(&p, &rng, dtype);
         struct answer a = answer_new(&p), b = answer_new(&p);
         run(&p, &cuda, rng, p.dtype, &a);
         run(&p, &cuda, rng, p.dtype, &b);
@@ -915,6 +928,12 @@ TEST(gradients_are_the_same_in_every_run)
         problem_free(&p);
     }
     cuda_machine_close(&cuda);
+}
+
+TEST(gradients_are_the_same_in_every_run)
+{
+    same_gradients(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 34);
+    same_gradients(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 35);
 }
 
 TEST(selection)
