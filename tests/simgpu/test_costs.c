@@ -148,9 +148,10 @@ TEST(forward_by_windows)
                 (uint64_t[TALLY_KINDS]){
                     [TALLY_ATTEND] = (uint64_t)world,
                     [TALLY_FINISH] = 1,
-                    /* k and v are packed; q too in a group, whose rows and
-                                  * results come one by one. */
-                    [TALLY_COPY] = (uint64_t)(group > 0 ? 3 + 2 * group : 2),
+                    /* k and v of every block are packed here. What others read is
+                     * published at once, and rows and results of a group come one by
+                     * one. */
+                    [TALLY_COPY] = (uint64_t)(2 * world + (world > 1) + 2 * group),
                     [TALLY_ZERO] = 1,
                 });
             /* What there is and that the call is over; then who else has left the call

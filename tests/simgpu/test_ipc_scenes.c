@@ -114,11 +114,10 @@ static bool suits_torch(const struct scene *scene)
 }
 
 /* torch's current stream is the caller's. */
-static struct cp_stream *take_as_torch(struct world *w, int rank,
-                                       struct cp_view tensors[CP_TENSORS])
+static void take_as_torch(struct world *w, int rank, struct cp_view tensors[CP_TENSORS])
 {
     simtorch_set_stream(((const struct gpu *)w->own[rank])->stream);
-    return gpus_take(w, rank, tensors);
+    gpus_take(w, rank, tensors);
 }
 
 static void play_with_torch(const struct world_transport *transport, int ring,
