@@ -817,7 +817,7 @@ TEST(tables_of_another_version_are_refused)
     comm->ops = &older;
     struct cp_context_parts parts = {.comm = comm, .device = cp_device_cpu()};
     CHECK_EQ_I64(cp_context_create(&config, &parts, &context), CP_ERR_INTERNAL);
-    CHECK_STR_HAS(cp_last_error()->text, "version 0 of its interface, not 1");
+    CHECK_STR_HAS(cp_last_error()->text, "version 1 of its interface, not 2");
     CHECK(context == NULL);
     comm->ops = ops;
     ops->close(&comm);
