@@ -1,8 +1,7 @@
-/* Which copies the executor gives to an asynchronous device together. The schedules are made
- * by hand, and the device notes what it is given; of copies that come together it does the
+/* Which copies the executor gives to an asynchronous device together, and what it does around
+ * all that it gives it. The schedules are made by hand, and the device notes what it is given; of copies that come together it does the
  * last one first. */
 #include "base/mem.h"
-#include "comm/comm_self.h"
 #include "exec/run.h"
 #include "test.h"
 
@@ -12,7 +11,7 @@ enum { ROOM = 64, MOST_STEPS = 12, MOST_NOTES = 400 };
 
 static char
     notes[MOST_NOTES]; /* "copy 3; record 12; ", for a lane's events and copies */
-static bool notes_events;
+static bool notes_events, notes_calls; /* of lanes; of the caller's stream */
 
 static void note(const char *what, int number)
 {
@@ -51,7 +50,7 @@ static enum cp_code noting_record(struct cp_device *device, struct cp_stream *st
 {
     (void)device;
     (void)stream;
-    if (notes_events && event != CP_DEVICE_EVENT_CALL) {
+    if (event != CP_DEVICE_EVENT_CALL ? notes_events : notes_calls) {
         note("record", event);
     }
     return CP_OK;
@@ -79,6 +78,27 @@ static const struct cp_device_ops noting_ops = {
 };
 static struct cp_device noting_device = {.ops = &noting_ops};
 
+/* ---- the communicator ---- */
+
+static enum cp_code noting_begin(struct cp_comm *comm, struct cp_stream *stream)
+{
+    (void)stream;
+    note("begin", comm->rank);
+    return CP_OK;
+}
+
+static enum cp_code noting_end(struct cp_comm *comm, struct cp_stream *stream)
+{
+    (void)stream;
+    note("end", comm->rank);
+    return CP_OK;
+}
+
+static const struct cp_comm_ops plain_ops = {.name = "plain", .abi = CP_COMM_ABI};
+static const struct cp_comm_ops around_ops = {
+    .name = "around", .abi = CP_COMM_ABI, .begin = noting_begin, .end = noting_end};
+static struct cp_comm noting_comm = {.rank = 7, .world = 8};
+
 /* ---- schedules ---- */
 
 /* The workspace is numbers; a buffer is one of them, but for the last, which is two. */
@@ -94,7 +114,8 @@ static void begin(void)
     static struct cp_plan plan;
     memset(steps, 0, sizeof steps);
     memset(notes, 0, sizeof notes);
-    notes_events = false;
+    notes_events = notes_calls = false;
+    noting_comm.ops = &plain_ops;
     for (int i = 0; i < BUFFERS; i++) {
         bool is_both = i == BOTH; /* numbers 0 and 1 */
         buffers[i] = (struct cp_buffer){.kind = CP_BUFFER_SCRATCH,
@@ -130,9 +151,7 @@ static void play(struct cp_device *device)
     static const struct cp_view tensors[CP_TENSORS];
     struct cp_run run;
     void *room = NULL;
-    struct cp_comm *comm = NULL;
-    REQUIRE(cp_comm_self_create(&comm) == CP_OK);
-    struct cp_run_env env = {.comm = comm,
+    struct cp_run_env env = {.comm = &noting_comm,
                              .device = device,
                              .scratch = (char *)numbers,
                              .operation = "a test"};
@@ -140,7 +159,6 @@ static void play(struct cp_device *device)
     cp_run_init(&run, &env, &schedule, tensors, room);
     CHECK_EQ_I64(cp_run_poll(&run), CP_OK);
     cp_mem_destroy(&room);
-    comm->ops->close(&comm);
 }
 
 TEST(free_copies_in_a_row_go_together)
@@ -191,14 +209,32 @@ TEST(nobody_waits_longer_for_copies_that_go_together)
     add_step(CP_STEP_COPY, CP_LANE_IN, 13, 7)->after[CP_LANE_OUT] = 1;
     play(&noting_device);
     char want[MOST_NOTES];
-    int in = CP_DEVICE_EVENT_CAPTURED + 1; /* the first of the lanes' events */
-    int out = in + 2 * ((CP_DEVICE_EVENTS - in) / CP_LANES);
+    int in = 1, out = 1 + 2 * ((CP_DEVICE_EVENTS - 1) / CP_LANES); /* events of lanes */
     (void)snprintf(want, sizeof want,
                    "copy 2; record %d; await %d; copy 1; record %d; "
                    "copy 2; await %d; copy 2; record %d; await %d; await %d; ",
                    in + 2, in + 2, out + 1, out + 1, in + 6, in + 6, out + 1);
     CHECK_EQ_STR(notes, want);
     CHECK_NEAR(numbers[13], 3, 0);
+}
+
+/* The lanes follow a record that comes behind it; what it ends with comes behind the lanes. */
+TEST(a_communicator_is_told_around_all_that_a_call_enqueues)
+{
+    begin();
+    notes_events = notes_calls = true;
+    noting_comm.ops = &around_ops;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    play(&noting_device);
+    int lane = 0;
+    const char *at = strstr(notes, "await ");
+    REQUIRE(at != NULL && sscanf(at, "await %d", &lane) == 1);
+    char want[MOST_NOTES];
+    (void)snprintf(
+        want, sizeof want,
+        "begin 7; record %d; copy 1; record %d; await %d; end 7; record %d; ",
+        CP_DEVICE_EVENT_CALL, lane, lane, CP_DEVICE_EVENT_CALL);
+    CHECK_EQ_STR(notes, want);
 }
 
 TEST(the_host_looks_after_messages_between_two_copies)
