@@ -100,7 +100,7 @@ enum cp_code cp_transport_describe(int ordinal, struct cp_transport_facts *out)
     CP_TRY(cp_cuda_check_ordinal(ordinal));
     CP_TRY(cp_cuda_check(cudaGetDeviceProperties(&properties, ordinal),
                          "cudaGetDeviceProperties"));
-    out->wish = wish;
+    out->wish = (int32_t)wish;
     out->ordinal = ordinal;
     memcpy(out->gpu, properties.uuid.bytes, sizeof out->gpu);
     (void)snprintf(out->name, sizeof out->name, "%.79s", properties.name);
