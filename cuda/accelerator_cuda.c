@@ -82,14 +82,14 @@ static struct offer offer_of(const struct cp_connect_args *args, int rank)
     return offer;
 }
 
-/* Newer NCCLs can be told to serve several ranks on one GPU. */
+/* Windows may be between ranks of one GPU, and newer NCCLs can be told to serve them. */
 static bool may_share(void)
 {
     const char *text = getenv("CP_ATTN_SHARED_GPU");
     return text != NULL && strcmp(text, "1") == 0;
 }
 
-/* NCCL wants a GPU for each rank. */
+/* Two ranks on one GPU are a launch gone wrong, unless somebody says that they are meant. */
 static enum cp_code check_gpus(const struct cp_connect_args *args)
 {
     for (int rank = 1; rank < args->watch->world && !may_share(); rank++) {
@@ -101,8 +101,7 @@ static enum cp_code check_gpus(const struct cp_connect_args *args)
                     CP_ERR_VALUE, rank,
                     "ranks %d and %d are on one GPU (cuda:%d and cuda:%d, %s); each "
                     "needs its own: call torch.cuda.set_device(LOCAL_RANK) before "
-                    "tensors are made, or set CP_ATTN_SHARED_GPU=1 where NCCL allows "
-                    "it",
+                    "tensors are made, or set CP_ATTN_SHARED_GPU=1 if that is meant",
                     lower, rank, (int)other.ordinal, (int)own.ordinal, own.name);
             }
         }
@@ -169,7 +168,7 @@ static enum cp_code choose(const struct cp_connect_args *args,
                            enum cp_transport_kind *out)
 {
     CP_TRY(cp_transport_choose(facts, args->watch->world, args->boards != NULL, out));
-    return *out == CP_TRANSPORT_NCCL ? check_gpus(args) : CP_OK;
+    return facts[0].wish == CP_TRANSPORT_IPC ? CP_OK : check_gpus(args);
 }
 
 /* What goes wrong on this rank alone: the others are on their way. */

@@ -15,12 +15,12 @@ enum { HEADS = 4, KV_HEADS = 2, DIM = 8 };
 
 /* A device that takes no time for anything. */
 static const struct cp_speeds endless = {
-    .attend_ops = (double)INFINITY,
-    .grad_ops = (double)INFINITY,
+    .attend_ops = HUGE_VAL,
+    .grad_ops = HUGE_VAL,
     .processors = 1.0,
     .tile_rows = 1.0,
-    .memory_bytes = (double)INFINITY,
-    .link_bytes = (double)INFINITY,
+    .memory_bytes = HUGE_VAL,
+    .link_bytes = HUGE_VAL,
 };
 
 /* The schedules of one call. */

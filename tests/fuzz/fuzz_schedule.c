@@ -806,8 +806,7 @@ static void prove_calls(const struct scene *first, enum mode mode, int count,
     if (mode == MODE_STARVE) {
         starve(scenes, count, transport, after);
     }
-    check_proved(scenes, count, CP_PULL);
-    check_proved(scenes, count, CP_FETCH);
+    check_proved(scenes, count, transport == CP_FETCH ? CP_FETCH : CP_PULL);
     check_proved(scenes, count, CP_TWO_SIDED);
 }
 
