@@ -209,7 +209,8 @@ TEST(nobody_waits_longer_for_copies_that_go_together)
     add_step(CP_STEP_COPY, CP_LANE_IN, 13, 7)->after[CP_LANE_OUT] = 1;
     play(&noting_device);
     char want[MOST_NOTES];
-    int in = 1, out = 1 + 2 * ((CP_DEVICE_EVENTS - 1) / CP_LANES); /* events of lanes */
+    int in = CP_DEVICE_EVENT_CAPTURED + 1; /* the first of the lanes' events */
+    int out = in + 2 * ((CP_DEVICE_EVENTS - in) / CP_LANES);
     (void)snprintf(want, sizeof want,
                    "copy 2; record %d; await %d; copy 1; record %d; "
                    "copy 2; await %d; copy 2; record %d; await %d; await %d; ",
