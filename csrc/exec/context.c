@@ -178,7 +178,9 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_stream *s
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
         record->call.format = format.id;
     }
-    CP_TRY(cp_side_look(side, context->accelerator, stream));
+    if (!cp_side_is_host(side)) {
+        CP_TRY(cp_side_look(side, context->accelerator, stream));
+    }
     record->call.is_captured = side->capture != 0;
     return CP_OK;
 }
@@ -236,7 +238,9 @@ static struct cp_recorder *recorder_of(const struct cp_context *context)
 static void end_call(struct cp_context *context, enum cp_code code)
 {
     context->call = NULL;
-    cp_side_end_call(context->side);
+    if (context->side->capture != 0) {
+        cp_side_end_captured(context->side);
+    }
     cp_recorder_leave(recorder_of(context), code);
 }
 
