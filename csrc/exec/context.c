@@ -185,7 +185,9 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_stream *s
         record->sizes[CP_SIZE_GENERATION] =
             context->sides[record->call.place].generation;
     }
-    CP_TRY(cp_side_look(side, context->accelerator, stream));
+    if (!cp_side_is_host(side)) {
+        CP_TRY(cp_side_look(side, context->accelerator, stream));
+    }
     record->call.is_captured = side->capture != 0;
     return CP_OK;
 }
@@ -243,7 +245,9 @@ static struct cp_recorder *recorder_of(const struct cp_context *context)
 static void end_call(struct cp_context *context, enum cp_code code)
 {
     context->call = NULL;
-    cp_side_end_call(context->side);
+    if (context->side->capture != 0) {
+        cp_side_end_captured(context->side);
+    }
     cp_recorder_leave(recorder_of(context), code);
 }
 

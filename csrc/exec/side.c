@@ -102,9 +102,6 @@ enum cp_code cp_side_look(struct cp_side *side,
     if (device == NULL) {
         return accelerator->capture(side->ordinal, stream, &side->capture);
     }
-    if (device->ops->capture == NULL) {
-        return CP_OK;
-    }
     CP_TRY(device->ops->capture(device, stream, &side->capture));
     return side->may_be_forked ? check_lanes(side) : CP_OK;
 }
@@ -128,7 +125,7 @@ enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
     return CP_OK;
 }
 
-void cp_side_end_call(struct cp_side *side)
+void cp_side_end_captured(struct cp_side *side)
 {
     free_captured(side);
     side->capture = 0;

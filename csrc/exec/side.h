@@ -33,6 +33,12 @@ struct cp_side {
     bool may_be_forked; /* the lanes may still be part of a capture */
 };
 
+/* Has it no streams? An accelerator that is not connected yet has. */
+static inline bool cp_side_is_host(const struct cp_side *side)
+{
+    return side->device != NULL && !cp_device_is_async(side->device);
+}
+
 /* Finds out whether a call on that stream is captured. CP_ERR_RUNTIME where the side's
  * own streams are part of another capture. */
 CP_NODISCARD enum cp_code cp_side_look(struct cp_side *side,
@@ -43,8 +49,8 @@ CP_NODISCARD enum cp_code cp_side_look(struct cp_side *side,
 CP_NODISCARD enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
                                           size_t window_bytes);
 
-/* The call under way is over: all that it does has been enqueued. */
-void cp_side_end_call(struct cp_side *side);
+/* The call under way, which is captured, is over: all that it does has been enqueued. */
+void cp_side_end_captured(struct cp_side *side);
 
 /* Closes the communicator, then frees the workspace; the device stays. */
 void cp_side_close(struct cp_side *side);

@@ -547,6 +547,60 @@ TEST(all_ranks_capture_or_none)
     close_one(&w);
 }
 
+static void *no_window(struct cp_comm *comm, int rank)
+{
+    (void)comm;
+    (void)rank;
+    return NULL;
+}
+
+/* As a communicator whose counters are of this call alone. */
+static enum cp_code windowed_join(struct world *w, int rank,
+                                  struct cp_context_parts *parts)
+{
+    static struct cp_comm_ops ops[RANKS_MOST];
+    CP_TRY(gpus_join(w, rank, parts));
+    ops[rank] = *parts->comm->ops;
+    ops[rank].name = "windows";
+    ops[rank].window = no_window;
+    parts->comm->ops = &ops[rank];
+    return CP_OK;
+}
+
+static void capture_windows(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
+    memset(tensors, 0, sizeof tensors);
+    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
+                 cudaSuccess);
+    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors),
+                 CP_ERR_UNSUPPORTED);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "by the transport \"windows\" cannot be captured");
+    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST(windows_are_not_captured)
+{
+    struct world w;
+    struct world_transport windowed = gpus;
+    windowed.join = windowed_join;
+    world_open(&w, 2, 1, &windowed, CP_EVEN, 0);
+    uint64_t seed = test_seed;
+    do {
+        scene_destroy(&w.scenes[0]);
+        scene_create(&w.scenes[0], seed++, 2, 1);
+    } while (w.scenes[0].variant != CP_EVEN);
+    ranks_as_threads(w.size, capture_windows, &w);
+    scene_destroy(&w.scenes[0]);
+    world_close(&w);
+}
+
 /* A call on another stream, while one of a capture has the lanes. */
 static void call_beside(int rank, void *arg)
 {
