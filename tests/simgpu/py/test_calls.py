@@ -410,11 +410,11 @@ def test_a_kernel_that_fails_between_windows(gpus_of_ipc, count):
 
 
 @pytest.mark.parametrize("asked, rows, chunks", [("", 1152, 2), ("", 16, 1), ("1", 1152, 1), ("3", 16, 3)])
-def test_chunks_of_heads(gpus, monkeypatch, asked, rows, chunks):
+def test_chunks_of_heads(gpus_of_nccl, monkeypatch, asked, rows, chunks):
     """As many as CP_ATTN_HEAD_CHUNKS says, else as pay by what is known of the GPUs, which say that they are of sm_90:
     FLUX's heads go in two, a small call's in one. An exchange there and one back for each."""
     monkeypatch.setenv("CP_ATTN_HEAD_CHUNKS", asked)
-    ranks = gpus(ulysses_degree=4)
+    ranks = gpus_of_nccl(ulysses_degree=4)
     LIB.simgpu_run_dry()
     x = [sim.Array(np.zeros((1, rows, 24, 128), np.float16), r) for r in range(4)]
     ranks.run(lambda r: _C.attention(x[r], x[r], x[r], ranks.contexts[r]))
