@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(CP_TILE_THREADS)
             for (int m = 0; m < Shape::TILES; m++) {
                 int64_t own = warp_first + 16 * m + cp_lane_of_thread().row;
                 cp_tile_scores<T, false>(score[m], args.place, mask, args.scale, own,
-                                         own < all ? keys : 0, key);
+                                         all, keys, key);
                 weigh(rows, m, score[m]);
             }
             cp_tile_add<T, WIDTH>(rows.out, score, here + Shape::STAGE, value_dim);

@@ -230,9 +230,9 @@ __global__ void __launch_bounds__(CP_TILE_THREADS) own_grad_kernel(cp_grad_args 
             const float *line = (const float *)(b + Shape::STAGE_TILE);
             float weight[1][OTHERS / 8][4], slope[1][OTHERS / 8][4];
             cp_tile_dots<T, WIDTH>(weight, a_tile, warp_row, here, head_dim);
-            cp_tile_scores<T, IS_BY_KEYS>(
-                weight[0], args.place, cp_mask_of(args.mask, at.batch, now.head),
-                args.scale, own, own < owns ? end : 0, now.first);
+            cp_tile_scores<T, IS_BY_KEYS>(weight[0], args.place,
+                                          cp_mask_of(args.mask, at.batch, now.head),
+                                          args.scale, own, owns, end, now.first);
             if (Shape::HAS_A) {
                 cp_tile_dots<T, WIDTH>(slope, b_tile, warp_row, b, value_dim);
             }

@@ -143,6 +143,7 @@ __device__ inline void cp_tile_dots(float (&to)[TILES][N][4], const char *own,
             to[m][n][0] = to[m][n][1] = to[m][n][2] = to[m][n][3] = 0;
         }
     }
+    __syncwarp(); /* lanes may have gone apart, and the rest is for all together */
     CP_CUDA_UNROLL_BY(1)
     for (int step = 0; step < dim; step += CP_TILE_STEP) {
         CP_CUDA_UNROLL
@@ -181,6 +182,7 @@ __device__ inline void cp_tile_add(float (&to)[TILES][WIDTH / 8][4],
             a[m][n / 2][n % 2 * 2 + 1] = cp_pack<T>(weight[m][n][2], weight[m][n][3]);
         }
     }
+    __syncwarp(); /* as in cp_tile_dots */
     CP_CUDA_UNROLL
     for (int step = 0; step < WIDTH; step += CP_TILE_STEP) {
         if (step >= dim) {
@@ -241,11 +243,11 @@ __device__ inline bool cp_tile_is_hidden(const cp_place &place, int64_t own,
 }
 
 /* Dot products of 16 own rows, of which this lane's first is `own`, become scores; -inf
- * where two rows do not meet. */
+ * where two rows do not meet, as the rows behind the last of `owns` meet none. */
 template <class T, bool IS_BY_KEYS, int N>
-__device__ inline void cp_tile_scores(float (&score)[N][4], const cp_place &place,
-                                      const cp_mask_plane &mask, double scale,
-                                      int64_t own, int64_t others, int64_t first)
+__device__ inline void
+cp_tile_scores(float (&score)[N][4], const cp_place &place, const cp_mask_plane &mask,
+               double scale, int64_t own, int64_t owns, int64_t others, int64_t first)
 {
     int column = cp_lane_of_thread().column;
     int64_t by_own = IS_BY_KEYS ? mask.key : mask.row;
@@ -253,6 +255,7 @@ __device__ inline void cp_tile_scores(float (&score)[N][4], const cp_place &plac
     CP_CUDA_UNROLL
     for (int half = 0; half < 2; half++) {
         cp_span span = cp_span_of<IS_BY_KEYS>(place, own + 8 * half, others, first);
+        span.end = own + 8 * half < owns ? span.end : 0;
         bool is_plain = mask.data == nullptr && span.first <= 0 && span.end >= 8 * N;
         /* The mask from these numbers on: one address that moves, where one for each
          * number would not fit into registers. */

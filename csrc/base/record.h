@@ -98,7 +98,9 @@ struct cp_call {
     int16_t is_captured;    /* what the call does is recorded, to be done later */
     int32_t backend;        /* enum cp_backend; 0 where nothing is attended */
 };
-_Static_assert(sizeof(struct cp_call) % sizeof(int64_t) == 0, "a call has no padding");
+_Static_assert(sizeof(struct cp_call) ==
+                   offsetof(struct cp_call, backend) + sizeof(int32_t),
+               "a call has no padding");
 
 static inline bool cp_call_is_attention(const struct cp_call *call)
 {
