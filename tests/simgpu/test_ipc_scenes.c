@@ -6,7 +6,11 @@
 static void play(const struct world_transport *transport, int ring, int ulysses)
 {
     world_play(ring, ulysses, transport, CP_ANYTHING, 0, NULL);
-    world_play(ring, ulysses, transport, CP_EVEN, 0, NULL);
+    /* The same order of the same steps, so ThreadSanitizer, which takes minutes, would see
+     * nothing new in it. */
+    if (!TEST_UNDER_TSAN) {
+        world_play(ring, ulysses, transport, CP_EVEN, 0, NULL);
+    }
 }
 
 TEST(rings)
