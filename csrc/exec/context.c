@@ -398,8 +398,8 @@ static enum cp_code check_captured(const struct cp_context *context)
     }
     if (cp_comm_has_windows(comm)) {
         return cp_fail(CP_ERR_UNSUPPORTED,
-                       "calls by the transport \"%s\" cannot be captured in a graph, "
-                       "those by NCCL can",
+                       "calls by the transport \"%s\" cannot be captured in a graph; "
+                       "set CP_ATTN_TRANSPORT=nccl on all ranks for those by NCCL",
                        comm->ops->name);
     }
     return CP_OK;
