@@ -174,11 +174,6 @@ static enum cp_code wait_for_room(struct comm_nccl *self)
     return cp_watch_wait(self->watch, &wait, cp_deadline_in(self->timeout));
 }
 
-static uint64_t current_call(const struct cp_watch *watch)
-{
-    return cp_recorder_call(watch->recorder);
-}
-
 /* The mutex is held. `state`: how far NCCL has got with the group. */
 static enum cp_code enqueue(struct comm_nccl *self, const struct cp_xfer *xfers,
                             int count, const struct cp_nccl_parts *parts,
@@ -221,8 +216,8 @@ static enum cp_code post_now(struct comm_nccl *self, const struct cp_xfer *xfers
     struct cp_nccl_batches *batches = self->watcher->batches;
     CP_TRY(wait_for_room(self));
     lock(self);
-    enum cp_code code =
-        cp_nccl_batches_begin(batches, xfers, count, current_call(self->watch), stream);
+    enum cp_code code = cp_nccl_batches_begin(
+        batches, xfers, count, cp_recorder_call(self->watch->recorder), stream);
     unlock(self);
     CP_TRY(code);
     CP_TRY(give(self, xfers, count, parts, stream));
@@ -242,7 +237,7 @@ static enum cp_code post_captured(struct comm_nccl *self, uint64_t capture,
 {
     struct cp_nccl_captured *captured = NULL;
     CP_TRY(cp_nccl_watcher_capture(self->watcher, stream, capture, xfers, count,
-                                   current_call(self->watch), &captured));
+                                   cp_recorder_call(self->watch->recorder), &captured));
     CP_TRY(cp_cuda_note(captured->begun, (struct cp_stream *)stream));
     CP_TRY(give(self, xfers, count, parts, stream));
     return cp_cuda_note(captured->ended, (struct cp_stream *)stream);

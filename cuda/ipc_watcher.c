@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "base/text.h"
 #include "base/watch_report.h"
 #include "cuda_check.h"
 
+static const char on_gpu[] = "on its GPU";
 static const int look_ms = 50;
 /* While nothing is under way: how long somebody who closes may wait for his memory. */
 static const int idle_look_ms = 100;
@@ -87,25 +87,16 @@ static double waited(const struct cp_ipc_seen *seen, int64_t now_ns)
 static enum cp_code fail_late(const struct cp_ipc_watcher *watcher, uint64_t call)
 {
     const struct cp_watch *watch = watcher->watch;
-    char peers[256] = "", name[64], all[CP_STATUS_TEXT];
-    int count = 0;
+    bool is_missing[CP_IPC_RANKS] = {false};
+    char whom[256];
     for (int rank = 0; rank < watch->world; rank++) {
-        bool is_missing = false;
         for (int signal = 0; signal < CP_IPC_SIGNALS; signal++) {
-            is_missing = is_missing || watcher->seen[rank][signal].value != 0;
-        }
-        if (is_missing) {
-            cp_text_append(peers, sizeof peers, "%s%d", count > 0 ? ", " : "", rank);
-            count += 1;
+            is_missing[rank] =
+                is_missing[rank] || watcher->seen[rank][signal].value != 0;
         }
     }
-    cp_flight_name_call(call, name, sizeof name);
-    cp_watch_report(watch, all, sizeof all);
-    return cp_fail_rank(CP_ERR_TIMEOUT, watch->rank,
-                        "rank %d waited more than %.1f s for rank%s %s in %s (on its "
-                        "GPU)%s",
-                        watch->rank, watcher->timeout, count > 1 ? "s" : "", peers,
-                        name, all);
+    cp_watch_name_others(watch, is_missing, whom, sizeof whom);
+    return cp_watch_fail_device_late(watch, watcher->timeout, whom, call, on_gpu);
 }
 
 static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
@@ -113,21 +104,15 @@ static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
                                    int64_t now_ns)
 {
     struct cp_watch *watch = watcher->watch;
-    char name[64];
     if (rank == watch->rank || !watch->is_dead(watch->peers, rank)) {
         return CP_OK;
     }
     if (seen->dead_ns == 0) {
         seen->dead_ns = now_ns;
     }
-    if (now_ns - seen->dead_ns < dead_ns) {
-        return CP_OK;
-    }
-    cp_flight_name_call(call, name, sizeof name);
-    return cp_fail_rank(CP_ERR_COMM, rank,
-                        "rank %d is gone (its process ended or it closed its context) "
-                        "while rank %d waited for it in %s (on its GPU)",
-                        rank, watch->rank, name);
+    return now_ns - seen->dead_ns < dead_ns
+               ? CP_OK
+               : cp_watch_fail_device_gone(watch, rank, call, on_gpu);
 }
 
 static enum cp_code look_at_waits(struct cp_ipc_watcher *watcher)

@@ -44,29 +44,6 @@ static void pause_a_moment(void)
 
 /* ---- looking; the mutex is held ---- */
 
-/* "rank 2", "ranks 1, 3": the peers of a batch; what does not fit is cut. */
-static void name_peers(const struct cp_nccl_watcher *watcher,
-                       const struct cp_nccl_purpose *purpose, char *text, size_t size)
-{
-    int count = 0;
-    size_t used = 0;
-    char list[240] = "";
-    for (int rank = 0; rank < watcher->batches->world; rank++) {
-        if (rank == watcher->rank || !purpose->has_peer[rank] || used >= sizeof list) {
-            continue;
-        }
-        int added = snprintf(list + used, sizeof list - used, "%s%d",
-                             count > 0 ? ", " : "", rank);
-        used += added > 0 ? (size_t)added : 0;
-        count += 1;
-    }
-    if (count == 0) {
-        (void)snprintf(text, size, "its own device");
-        return;
-    }
-    (void)snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
-}
-
 /* A batch that the device has come to. */
 struct current {
     const struct cp_nccl_purpose *purpose;
@@ -78,14 +55,12 @@ struct current {
 static enum cp_code fail_late(const struct cp_nccl_watcher *watcher,
                               const struct current *current)
 {
-    char peers[256], call[64], all[CP_STATUS_TEXT];
-    name_peers(watcher, current->purpose, peers, sizeof peers);
-    cp_flight_name_call(current->purpose->call, call, sizeof call);
-    cp_watch_report(watcher->watch, all, sizeof all);
-    return cp_fail_rank(CP_ERR_TIMEOUT, watcher->rank,
-                        "rank %d waited more than %.1f s for %s in %s (%s)%s",
-                        watcher->rank, watcher->timeout, peers, call, current->name,
-                        all);
+    char peers[256];
+    cp_watch_name_others(watcher->watch, current->purpose->has_peer, peers,
+                         sizeof peers);
+    return cp_watch_fail_device_late(watcher->watch, watcher->timeout,
+                                     peers[0] != '\0' ? peers : "its own device",
+                                     current->purpose->call, current->name);
 }
 
 static enum cp_code look_for_deaths(const struct cp_nccl_watcher *watcher,
@@ -105,15 +80,10 @@ static enum cp_code look_for_deaths(const struct cp_nccl_watcher *watcher,
     if (*current->dead_ns == 0) {
         *current->dead_ns = current->now_ns;
     }
-    if (current->now_ns - *current->dead_ns < CP_NCCL_DEAD_NS) {
-        return CP_OK;
-    }
-    char call[64];
-    cp_flight_name_call(current->purpose->call, call, sizeof call);
-    return cp_fail_rank(CP_ERR_COMM, dead,
-                        "rank %d is gone (its process ended or it closed its context) "
-                        "while rank %d waited for it in %s (%s)",
-                        dead, watch->rank, call, current->name);
+    return current->now_ns - *current->dead_ns < CP_NCCL_DEAD_NS
+               ? CP_OK
+               : cp_watch_fail_device_gone(watch, dead, current->purpose->call,
+                                           current->name);
 }
 
 static enum cp_code judge(const struct cp_nccl_watcher *watcher,

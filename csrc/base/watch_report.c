@@ -63,3 +63,43 @@ void cp_watch_report(const struct cp_watch *watch, char *text, size_t size)
         before = "; ";
     }
 }
+
+void cp_watch_name_others(const struct cp_watch *watch, const bool *is_named,
+                          char *text, size_t size)
+{
+    char list[240] = "";
+    int count = 0;
+    text[0] = '\0';
+    for (int rank = 0; rank < watch->world; rank++) {
+        if (rank != watch->rank && is_named[rank]) {
+            cp_text_append(list, sizeof list, "%s%d", count > 0 ? ", " : "", rank);
+            count++;
+        }
+    }
+    if (count > 0) {
+        cp_text_append(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
+    }
+}
+
+enum cp_code cp_watch_fail_device_late(const struct cp_watch *watch, double seconds,
+                                       const char *whom, uint64_t call,
+                                       const char *where)
+{
+    char name[64], all[CP_STATUS_TEXT];
+    cp_flight_name_call(call, name, sizeof name);
+    cp_watch_report(watch, all, sizeof all);
+    return cp_fail_rank(CP_ERR_TIMEOUT, watch->rank,
+                        "rank %d waited more than %.1f s for %s in %s (%s)%s",
+                        watch->rank, seconds, whom, name, where, all);
+}
+
+enum cp_code cp_watch_fail_device_gone(const struct cp_watch *watch, int dead,
+                                       uint64_t call, const char *where)
+{
+    char name[64];
+    cp_flight_name_call(call, name, sizeof name);
+    return cp_fail_rank(CP_ERR_COMM, dead,
+                        "rank %d is gone (its process ended or it closed its context) "
+                        "while rank %d waited for it in %s (%s)",
+                        dead, watch->rank, name, where);
+}

@@ -206,3 +206,43 @@ TEST(a_long_wait_is_reported_where_somebody_asked_for_it)
     CHECK_EQ_I64(reports_in_a_wait(0.0), 0);
     CHECK_EQ_I64(reports_in_a_wait(10.0), 0);
 }
+
+/* The own rank is never waited for. */
+TEST(others_are_named)
+{
+    const bool is_named[WORLD] = {true, true, false, true, false};
+    const bool nobody[WORLD] = {true};
+    struct rig rig = rig_new(WORLD);
+    struct cp_watch watch = watch_of(&rig, 0, WORLD);
+    char text[64], cut[9];
+    cp_watch_name_others(&watch, is_named, text, sizeof text);
+    CHECK(strcmp(text, "ranks 1, 3") == 0);
+    cp_watch_name_others(&watch, is_named, cut, sizeof cut);
+    CHECK(strcmp(cut, "ranks 1,") == 0);
+    watch.rank = 3;
+    cp_watch_name_others(&watch, nobody, text, sizeof text);
+    CHECK(strcmp(text, "rank 0") == 0);
+    watch.rank = 0;
+    cp_watch_name_others(&watch, nobody, text, sizeof text);
+    CHECK(strcmp(text, "") == 0);
+    free(rig.flights);
+}
+
+TEST(waits_of_a_device_fail)
+{
+    struct rig rig = rig_new(WORLD);
+    struct cp_watch watch = watch_of(&rig, 1, WORLD);
+    CHECK_EQ_I64(cp_watch_fail_device_late(&watch, 2.5, "ranks 0, 4", 0, "on its GPU"),
+                 CP_ERR_TIMEOUT);
+    CHECK_EQ_I64(cp_last_error()->rank, 1);
+    CHECK_STR_HAS(cp_last_error()->text, "rank 1 waited more than 2.5 s for ranks 0, 4 "
+                                         "in an exchange (on its GPU). Meanwhile ");
+    CHECK_EQ_I64(
+        cp_watch_fail_device_gone(&watch, 4, 7 << 8 | CP_OP_ATTENTION, "there"),
+        CP_ERR_COMM);
+    CHECK_EQ_I64(cp_last_error()->rank, 4);
+    CHECK_STR_HAS(cp_last_error()->text, "rank 4 is gone");
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "while rank 1 waited for it in attention, call 7 (there)");
+    free(rig.flights);
+}
