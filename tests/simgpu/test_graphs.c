@@ -35,14 +35,42 @@ static enum cp_code call_on(struct world *w, int rank, const struct scene *scene
     return cp_context_execute(context, tensors);
 }
 
+static void begin_capture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    CHECK_EQ_I64(cudaStreamBeginCapture(stream, mode), cudaSuccess);
+}
+
+static cudaGraphExec_t end_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK_EQ_I64(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    return exec;
+}
+
+/* What was captured is for nobody. */
+static void drop_capture(cudaStream_t stream)
+{
+    cudaGraph_t graph = NULL;
+    CHECK_EQ_I64(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+/* Copies of a scene's tensors on the device. */
+static void take_scene(struct world *w, int rank, struct cp_view tensors[CP_TENSORS])
+{
+    memcpy(tensors, w->scenes[0].tensors[rank], sizeof w->scenes[0].tensors[rank]);
+    gpus_take(w, rank, tensors);
+}
+
 /* Forward and backward of every second scene. */
 static void capture(struct world *w, int rank, struct tape *tape, int which)
 {
     static const enum cp_op ops[] = {CP_OP_ATTENTION, CP_OP_ATTENTION_BACKWARD};
     const struct gpu *gpu = w->own[rank];
-    cudaGraph_t graph = NULL;
-    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal),
-                 cudaSuccess);
+    begin_capture(gpu->stream, cudaStreamCaptureModeGlobal);
     for (int i = which; i < WORLD_SCENES; i += GRAPHS) {
         for (int pass = 0; pass < 2; pass++) {
             enum cp_code code =
@@ -52,9 +80,7 @@ static void capture(struct world *w, int rank, struct tape *tape, int which)
             }
         }
     }
-    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphInstantiate(&tape->exec[which], graph, 0), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    tape->exec[which] = end_capture(gpu->stream);
 }
 
 static void tape_begin(struct world *w, int rank, struct tape *tape)
@@ -233,18 +259,13 @@ static cudaGraphExec_t capture_one(struct world *w, int rank,
                                    struct cp_view tensors[CP_TENSORS])
 {
     const struct gpu *gpu = w->own[rank];
-    cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
-    memcpy(tensors, w->scenes[0].tensors[rank], sizeof w->scenes[0].tensors[rank]);
-    gpus_take(w, rank, tensors);
+    take_scene(w, rank, tensors);
     (void)meet();
-    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal),
-                 cudaSuccess);
+    begin_capture(gpu->stream, cudaStreamCaptureModeGlobal);
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
-    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    exec = end_capture(gpu->stream);
     (void)meet();
     return exec;
 }
@@ -322,8 +343,7 @@ static void capture_behind(int rank, void *arg)
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
     CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
     for (int i = 0; i < 2; i++) {
-        memcpy(tensors[i], w->scenes[0].tensors[rank], sizeof tensors[i]);
-        gpus_take(w, rank, tensors[i]);
+        take_scene(w, rank, tensors[i]);
     }
     CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
     CHECK_EQ_I64(cudaLaunchHostFunc(aside, wait_for_gate, &is_open), cudaSuccess);
@@ -331,8 +351,7 @@ static void capture_behind(int rank, void *arg)
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors[0]), CP_OK);
     gpu->stream = captured;
     (void)meet();
-    CHECK_EQ_I64(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal),
-                 cudaSuccess);
+    begin_capture(captured, cudaStreamCaptureModeGlobal);
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors[1]), CP_OK);
     ranks_sleep_us(200000);
     CHECK_EQ_I64(cudaStreamEndCapture(captured, &graph), cudaSuccess);
@@ -483,10 +502,8 @@ static void lack_lengths(int rank, void *arg)
     struct world *w = arg;
     const struct gpu *gpu = w->own[rank];
     struct cp_record record;
-    cudaGraph_t graph = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
-    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
-                 cudaSuccess);
+    begin_capture(gpu->stream, cudaStreamCaptureModeThreadLocal);
     scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
     CHECK_EQ_I64(
         cp_context_describe(w->context[rank], (struct cp_stream *)gpu->stream, &record),
@@ -494,8 +511,7 @@ static void lack_lengths(int rank, void *arg)
     CHECK_EQ_I64(record.call.is_captured, 1);
     CHECK_EQ_I64(cp_context_begin(w->context[rank], &record, NULL), CP_ERR_VALUE);
     CHECK_STR_HAS(cp_last_error()->text, "pass seq_lens=");
-    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    drop_capture(gpu->stream);
     /* And the context goes on. */
     CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
 }
@@ -521,21 +537,17 @@ static void capture_alone(int rank, void *arg)
     struct world *w = arg;
     const struct gpu *gpu = w->own[rank];
     struct cp_view tensors[CP_TENSORS];
-    cudaGraph_t graph = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
     memset(tensors, 0, sizeof tensors);
     if (rank == 0) {
-        CHECK_EQ_I64(
-            cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
-            cudaSuccess);
+        begin_capture(gpu->stream, cudaStreamCaptureModeThreadLocal);
     }
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors),
                  CP_ERR_VALUE);
     CHECK_STR_HAS(cp_last_error()->text,
                   "rank 1 differs from rank 0 in whether it is captured in a graph");
     if (rank == 0) {
-        CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
-        CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+        drop_capture(gpu->stream);
     }
 }
 
@@ -572,17 +584,14 @@ static void capture_windows(int rank, void *arg)
     struct world *w = arg;
     const struct gpu *gpu = w->own[rank];
     struct cp_view tensors[CP_TENSORS];
-    cudaGraph_t graph = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
     memset(tensors, 0, sizeof tensors);
-    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
-                 cudaSuccess);
+    begin_capture(gpu->stream, cudaStreamCaptureModeThreadLocal);
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors),
                  CP_ERR_UNSUPPORTED);
     CHECK_STR_HAS(cp_last_error()->text,
                   "by the transport \"windows\" cannot be captured");
-    CHECK_EQ_I64(cudaStreamEndCapture(gpu->stream, &graph), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    drop_capture(gpu->stream);
 }
 
 TEST(windows_are_not_captured)
@@ -609,22 +618,18 @@ static void call_beside(int rank, void *arg)
     cudaStream_t captured = gpu->stream, aside = NULL;
     struct cp_view tensors[CP_TENSORS];
     struct cp_record record;
-    cudaGraph_t graph = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
     CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
-    memcpy(tensors, w->scenes[0].tensors[rank], sizeof tensors);
-    gpus_take(w, rank, tensors);
+    take_scene(w, rank, tensors);
     CHECK_EQ_I64(cudaStreamSynchronize(captured), cudaSuccess);
-    CHECK_EQ_I64(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal),
-                 cudaSuccess);
+    begin_capture(captured, cudaStreamCaptureModeThreadLocal);
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
     scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
     CHECK_EQ_I64(
         cp_context_describe(w->context[rank], (struct cp_stream *)aside, &record),
         CP_ERR_RUNTIME);
     CHECK_STR_HAS(cp_last_error()->text, "end that capture before");
-    CHECK_EQ_I64(cudaStreamEndCapture(captured, &graph), cudaSuccess);
-    CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    drop_capture(captured);
     gpu->stream = aside;
     CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors), CP_OK);
     gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
@@ -649,8 +654,7 @@ static void call_spoilt(int rank, void *arg)
     struct cp_record record;
     cudaGraph_t graph = NULL;
     CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
-    CHECK_EQ_I64(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal),
-                 cudaSuccess);
+    begin_capture(gpu->stream, cudaStreamCaptureModeThreadLocal);
     CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaErrorStreamCaptureUnsupported);
     (void)cudaGetLastError();
     scene_record(&w->scenes[0], rank, CP_OP_ATTENTION, &record);
