@@ -61,6 +61,20 @@ enum cp_code cp_mem_create(size_t bytes, const char *what, void **out)
     return CP_OK;
 }
 
+enum cp_code cp_mem_create_array(int64_t count, size_t each, const char *what,
+                                 void *address_of_pointer)
+{
+    size_t bytes = 0;
+    void *block = NULL;
+    if (count < 0 || __builtin_mul_overflow((size_t)count, each, &bytes)) {
+        return cp_fail(CP_ERR_NO_MEMORY, "cannot allocate %lld times %zu bytes for %s",
+                       (long long)count, each, what);
+    }
+    CP_TRY(cp_mem_create(bytes, what, &block));
+    memcpy(address_of_pointer, &block, sizeof block);
+    return CP_OK;
+}
+
 void cp_mem_destroy(void *address_of_pointer)
 {
     void *block = NULL;

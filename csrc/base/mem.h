@@ -20,6 +20,10 @@ struct cp_mem_stats {
 /* Zeroed memory, aligned to CP_ALIGNMENT; 0 bytes give a block too. `what` names the
  * purpose in the error. */
 CP_NODISCARD enum cp_code cp_mem_create(size_t bytes, const char *what, void **out);
+/* The same for `count` things of `each` bytes: the address of the pointer to them. */
+CP_NODISCARD enum cp_code cp_mem_create_array(int64_t count, size_t each,
+                                              const char *what,
+                                              void *address_of_pointer);
 
 /* Takes the address of the pointer, accepts NULL in it, leaves NULL. */
 void cp_mem_destroy(void *address_of_pointer);

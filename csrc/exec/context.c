@@ -182,8 +182,7 @@ enum cp_code cp_context_describe(struct cp_context *context, struct cp_stream *s
         CP_TRY(select_kernel(context, &record->call, &kernel, &format));
         record->call.format = format.id;
         record->sizes[CP_SIZE_HEAD_CHUNKS] = context->config.head_chunks;
-        record->sizes[CP_SIZE_GENERATION] =
-            context->sides[record->call.place].generation;
+        record->sizes[CP_SIZE_GENERATION] = side->generation;
     }
     if (!cp_side_is_host(side)) {
         CP_TRY(cp_side_look(side, context->accelerator, stream));

@@ -55,7 +55,7 @@ static int largest_group(const struct cp_schedule *schedule)
         for (int32_t at = next_on_lane(schedule, lane, 0); at < schedule->step_count;
              at = next_on_lane(schedule, lane, at + 1)) {
             const struct cp_step *step = &schedule->steps[at];
-            if (step->op == CP_STEP_SEND || step->op == CP_STEP_RECV) {
+            if (cp_step_is_message(step)) {
                 in_group = step->group == group ? in_group + 1 : 1;
                 group = step->group;
                 largest = in_group > largest ? in_group : largest;
@@ -172,9 +172,8 @@ static bool has_step(const struct cp_run *run, int lane)
 /* The caller's stream starts behind the call before this one, which may have come on
  * another stream and uses the same workspace, and behind all ranks' where windows are
  * used again; the lanes behind what the caller's has been given, which the event says at
- * first. A call that is captured is behind no other: its
- * workspace is its own, and an event of outside may not be awaited in a capture, nor one of
- * a capture outside. */
+ * first. A call that is captured is behind no other: its workspace is its own, and an
+ * event of outside may not be awaited in a capture, nor one of a capture outside. */
 static enum cp_code fork_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
@@ -453,19 +452,13 @@ static int gather_group(struct cp_run *run, int lane)
     int count = 0;
     while (at < schedule->step_count) {
         const struct cp_step *step = &schedule->steps[at];
-        if ((step->op != CP_STEP_SEND && step->op != CP_STEP_RECV) ||
-            step->group != group) {
+        if (!cp_step_is_message(step) || step->group != group) {
             break;
         }
         bool is_send = step->op == CP_STEP_SEND;
         const struct cp_box *box = &step->arg[is_send ? CP_ARG_SRC : CP_ARG_DST];
-        struct cp_view view = view_of(run, box);
-        const struct cp_buffer *buffer = &schedule->buffers[box->buffer];
-        bool is_panel = buffer->layout != CP_LAYOUT_PLAIN;
-        int64_t bytes = is_panel ? buffer->stride_bytes[2] * box->n[2] * box->n[0]
-                                 : cp_view_count(&view) * cp_dtype_bytes(view.dtype);
-        xfers[count] = (struct cp_xfer){.data = view.data,
-                                        .bytes = (size_t)bytes,
+        xfers[count] = (struct cp_xfer){.data = view_of(run, box).data,
+                                        .bytes = (size_t)cp_box_bytes(schedule, box),
                                         .peer = step->peer,
                                         .is_send = is_send};
         count += 1;
@@ -546,9 +539,8 @@ static enum cp_code do_and_note(struct cp_run *run, int lane, int *done)
     if (op == CP_STEP_AWAIT || run->is_posted[lane]) {
         return do_step(run, lane, done);
     }
-    bool has_peer = op == CP_STEP_SEND || op == CP_STEP_RECV;
     cp_recorder_begin(run->env.recorder, cp_step_name(op), run->cursor[lane],
-                      has_peer ? step->peer : -1);
+                      cp_step_is_message(step) ? step->peer : -1);
     enum cp_code code = do_step(run, lane, done);
     cp_recorder_end(run->env.recorder);
     return code;

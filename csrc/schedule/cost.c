@@ -2,7 +2,6 @@
 #include "schedule/cost.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "schedule/walk.h"
@@ -36,11 +35,6 @@ struct times {
 const char *cp_cost_name(enum cp_cost_kind kind)
 {
     return kind < CP_COST_KINDS ? kind_names[kind] : "?";
-}
-
-static bool is_message(const struct cp_step *step)
-{
-    return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
 }
 
 /* ---- clocks ---- */
@@ -430,24 +424,16 @@ static void count_launches(const struct cp_schedule *schedule, struct step_time 
     for (int32_t at = 0; at < schedule->step_count; at++) {
         const struct cp_step *step = &schedule->steps[at];
         const struct cp_step *before = last[step->lane];
-        bool is_joined =
-            before != NULL &&
-            ((is_message(step) && is_message(before) && step->group == before->group) ||
-             (step->op == CP_STEP_COPY && before->op == CP_STEP_COPY));
+        bool is_joined = before != NULL &&
+                         ((cp_step_is_message(step) && cp_step_is_message(before) &&
+                           step->group == before->group) ||
+                          (step->op == CP_STEP_COPY && before->op == CP_STEP_COPY));
         launches += !is_joined;
         times[at].launches = launches;
         times[at].is_joined = is_joined;
         times[at].mate = -1;
         last[step->lane] = step;
     }
-}
-
-static enum cp_code create(int64_t count, size_t bytes, void *out)
-{
-    void *block = NULL;
-    CP_TRY(cp_mem_create((size_t)count * bytes, "a cost walk", &block));
-    memcpy(out, &block, sizeof block);
-    return CP_OK;
 }
 
 /* What a walk works with: owned by its caller. */
@@ -465,10 +451,12 @@ static enum cp_code make_room(const struct cp_schedule *const *schedules, int wo
     for (int rank = 0; rank < world; rank++) {
         steps += schedules[rank]->step_count;
     }
-    CP_TRY(create(world, sizeof *room->walk_ranks, &room->walk_ranks));
-    CP_TRY(create(world, sizeof *room->ranks, &room->ranks));
-    CP_TRY(create(steps, sizeof *room->steps, &room->steps));
-    return create(2 * steps, sizeof *room->numbers, &room->numbers);
+    static const char what[] = "a cost walk";
+    CP_TRY(
+        cp_mem_create_array(world, sizeof *room->walk_ranks, what, &room->walk_ranks));
+    CP_TRY(cp_mem_create_array(world, sizeof *room->ranks, what, &room->ranks));
+    CP_TRY(cp_mem_create_array(steps, sizeof *room->steps, what, &room->steps));
+    return cp_mem_create_array(2 * steps, sizeof *room->numbers, what, &room->numbers);
 }
 
 static enum cp_code walk_all(const struct cp_schedule *const *schedules, int world,

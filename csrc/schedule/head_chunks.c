@@ -72,7 +72,8 @@ enum cp_code cp_head_chunks_choose(struct cp_plan *plan, enum cp_transport trans
 {
     const struct cp_call *call = &plan->signature.call;
     if (!cp_call_is_attention(call) || call->kv_replicated != 0 || plan->world < 2 ||
-        plan->world > MOST_RANKS || cp_plan_size(plan, 0, CP_SIZE_HEAD_CHUNKS) != 0) {
+        plan->world > MOST_RANKS || cp_plan_size(plan, 0, CP_SIZE_HEAD_CHUNKS) != 0 ||
+        cp_plan_most_chunks(plan) == 1) {
         return CP_OK;
     }
     const struct cp_machine *machine = machine_of(plan);

@@ -124,6 +124,11 @@ struct cp_step {
     struct cp_box arg[CP_STEP_ARGS];
 };
 
+static inline bool cp_step_is_message(const struct cp_step *step)
+{
+    return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
+}
+
 struct cp_schedule {
     const struct cp_plan *plan; /* borrowed; outlives the schedule */
     int rank;

@@ -14,11 +14,6 @@ struct cp_op_args {
 
 struct cp_op_args cp_verify_op_args(enum cp_step_op op);
 
-static inline bool cp_verify_is_message(enum cp_step_op op)
-{
-    return op == CP_STEP_SEND || op == CP_STEP_RECV;
-}
-
 /* Checks all steps of a schedule whose buffers are in order. */
 CP_NODISCARD enum cp_code cp_verify_steps(const struct cp_schedule *schedule, int call);
 

@@ -1,11 +1,6 @@
 /* Lanes, conditions and what they wait for. */
 #include "schedule/walk.h"
 
-static bool is_message(const struct cp_step *step)
-{
-    return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
-}
-
 void cp_walk_rank_init(struct cp_walk_rank *rank, const struct cp_schedule *schedule,
                        int32_t *room)
 {
@@ -78,7 +73,7 @@ static int32_t group_end(const struct cp_walk *walk, int rank, int lane)
     const struct cp_step *steps = walk->ranks[rank].schedule->steps;
     const struct cp_step *first = cp_walk_step(walk, rank, lane);
     int32_t end = at->cursor + 1;
-    while (end < at->count && is_message(&steps[at->steps[end]]) &&
+    while (end < at->count && cp_step_is_message(&steps[at->steps[end]]) &&
            steps[at->steps[end]].group == first->group) {
         end += 1;
     }
@@ -115,7 +110,7 @@ static enum cp_code go(struct cp_walk *walk, int rank, int lane)
         advance(walk, rank, lane, at->group_end);
         return CP_OK;
     }
-    if (is_message(cp_walk_step(walk, rank, lane))) {
+    if (cp_step_is_message(cp_walk_step(walk, rank, lane))) {
         at->group_end = group_end(walk, rank, lane);
         return walk->ops->post(walk, rank, lane);
     }

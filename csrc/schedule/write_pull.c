@@ -117,43 +117,39 @@ static struct cp_pull_keys declare_keys(struct cp_pull *pull, int place, int64_t
 static void declare_places(struct cp_pull *pull)
 {
     struct cp_writer *w = &pull->w;
-    int64_t longest = 0;
-    for (int owner = 0; owner < w->plan->world; owner++) {
-        int64_t keys = w->plan->kv_rows[owner].count;
-        longest = keys > longest ? keys : longest;
-    }
     for (int place = 0; place < 2; place++) {
         pull->place_bytes[place] = w->scratch.bytes;
-        (void)declare_keys(pull, place, longest, w->kv_heads.count);
+        (void)declare_keys(pull, place, pull->longest_block, w->kv_heads.count);
     }
 }
 
 enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int rank,
                           enum cp_transport transport)
 {
-    void *block = NULL;
     cp_writer_init(&pull->w, plan, rank);
     pull->window = NULL;
     pull->has_slots = false;
     pull->fetches = transport == CP_FETCH;
     memset(pull->met, 0, sizeof pull->met);
+    pull->longest_block = 0;
+    for (int owner = 0; owner < plan->world; owner++) {
+        int64_t keys = plan->kv_rows[owner].count;
+        pull->longest_block = keys > pull->longest_block ? keys : pull->longest_block;
+    }
     pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
     pull->chunks = NULL;
-    enum cp_code code =
-        cp_mem_create((size_t)plan->world * sizeof *pull->window, "a schedule", &block);
+    enum cp_code code = cp_mem_create_array(plan->world, sizeof *pull->window,
+                                            "a schedule", &pull->window);
     if (code == CP_OK) {
-        pull->window = block;
-        code = cp_mem_create((size_t)plan->world * (size_t)plan->chunks *
-                                 sizeof *pull->chunks,
-                             "a schedule", &block);
+        code = cp_mem_create_array((int64_t)plan->world * plan->chunks,
+                                   sizeof *pull->chunks, "a schedule", &pull->chunks);
     }
     if (code != CP_OK) {
         cp_mem_destroy(&pull->window);
         cp_schedule_destroy(&pull->w.builder.schedule);
         return code;
     }
-    pull->chunks = block;
     for (int owner = 0; owner < plan->world; owner++) {
         pull->window[owner].chunks = pull->chunks + (ptrdiff_t)owner * plan->chunks;
         struct cp_arena arena = {.kind = CP_BUFFER_WINDOW, .owner = owner};

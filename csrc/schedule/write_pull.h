@@ -69,6 +69,7 @@ struct cp_pull {
     bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
     bool has_slots; /* backward: the own slots are free by the steps written so far */
     bool fetches;   /* keys are brought here */
+    int64_t longest_block;  /* keys of it */
     int32_t own_k, own_v;   /* the caller's */
     int64_t place_bytes[2]; /* fetches: where blocks are brought to, in turn */
     int32_t met[2]; /* steps of the compute lane after which they may be again */

@@ -149,16 +149,11 @@ static struct sums declare_slot(struct cp_pull *pull, int rank, int step)
     struct cp_arena arena = {.kind = CP_BUFFER_WINDOW,
                              .owner = rank,
                              .bytes = pull->window[rank].slots_first};
-    int64_t longest = 0;
-    for (int owner = 0; owner < plan->world; owner++) {
-        longest =
-            plan->kv_rows[owner].count > longest ? plan->kv_rows[owner].count : longest;
-    }
     int64_t keys = plan->kv_rows[owner_of_step(pull, rank, step)].count;
     int chunk = chunk_of_step(pull, step);
     for (int index = 0; index <= step % 2; index++) {
         bool is_last = index == step % 2;
-        int64_t rows = is_last ? keys : longest;
+        int64_t rows = is_last ? keys : pull->longest_block;
         int64_t heads = cp_plan_chunk_kv_heads(plan, u, is_last ? chunk : 0).count;
         slot.dk = cp_writer_sums(w, &arena, CP_TENSOR_DK, rows, heads);
         slot.dv = cp_writer_sums(w, &arena, CP_TENSOR_DV, rows, heads);

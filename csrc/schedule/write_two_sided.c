@@ -6,14 +6,6 @@
 
 #include "base/mem.h"
 
-static enum cp_code create(int64_t count, size_t bytes, void *out)
-{
-    void *block = NULL;
-    CP_TRY(cp_mem_create((size_t)count * bytes, "a schedule", &block));
-    memcpy(out, &block, sizeof block);
-    return CP_OK;
-}
-
 static void fini(struct cp_two_sided *t)
 {
     cp_mem_destroy(&t->chunks);
@@ -26,10 +18,11 @@ static enum cp_code init(struct cp_two_sided *t, const struct cp_plan *plan, int
     *t = (struct cp_two_sided){.ring = plan->ring, .ulysses = plan->ulysses};
     cp_writer_init(&t->w, plan, rank);
     t->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
-    enum cp_code code = create(plan->chunks, sizeof *t->chunks, &t->chunks);
+    enum cp_code code =
+        cp_mem_create_array(plan->chunks, sizeof *t->chunks, "a schedule", &t->chunks);
     if (code == CP_OK) {
-        code =
-            create((int64_t)plan->chunks * plan->ring, sizeof *t->blocks, &t->blocks);
+        code = cp_mem_create_array((int64_t)plan->chunks * plan->ring,
+                                   sizeof *t->blocks, "a schedule", &t->blocks);
     }
     if (code != CP_OK) {
         cp_schedule_destroy(&t->w.builder.schedule);

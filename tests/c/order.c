@@ -30,11 +30,6 @@ static bool is_ordered(const struct graph *graph, int from, int to)
     return graph->edge[(size_t)from * (size_t)graph->count + (size_t)to];
 }
 
-static bool is_message(const struct cp_step *step)
-{
-    return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
-}
-
 /* Where a step stands on its lane: how many steps are before it, and the first step of its unit: the
  * messages of one group in a row, or the step alone. A unit starts when its first step may. */
 struct place {
@@ -48,8 +43,8 @@ static void find_places(const struct cp_schedule *schedule, struct place *places
     for (int32_t i = 0; i < schedule->step_count; i++) {
         const struct cp_step *step = &schedule->steps[i];
         const struct cp_step *before = &schedule->steps[last[step->lane]];
-        bool is_joined = count[step->lane] > 0 && is_message(before) &&
-                         is_message(step) && before->group == step->group;
+        bool is_joined = count[step->lane] > 0 && cp_step_is_message(before) &&
+                         cp_step_is_message(step) && before->group == step->group;
         places[i].before = count[step->lane];
         places[i].head = is_joined ? places[last[step->lane]].head : i;
         last[step->lane] = i;

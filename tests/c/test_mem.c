@@ -44,6 +44,22 @@ TEST(impossible_sizes)
     CHECK(block == &block); /* written on success only */
 }
 
+TEST(arrays)
+{
+    int64_t *numbers = NULL;
+    CHECK_EQ_I64(cp_mem_create_array(3, sizeof *numbers, "a test", &numbers), CP_OK);
+    CHECK(numbers != NULL && numbers[2] == 0);
+    cp_mem_destroy(&numbers);
+    CHECK_EQ_I64(cp_mem_create_array(0, sizeof *numbers, "a test", &numbers), CP_OK);
+    cp_mem_destroy(&numbers);
+    CHECK_EQ_I64(cp_mem_create_array(INT64_MAX / 2, sizeof *numbers, "it", &numbers),
+                 CP_ERR_NO_MEMORY);
+    CHECK_STR_HAS(cp_last_error()->text, " times 8 bytes for it");
+    CHECK_EQ_I64(cp_mem_create_array(-1, sizeof *numbers, "it", &numbers),
+                 CP_ERR_NO_MEMORY);
+    CHECK(numbers == NULL);
+}
+
 TEST(the_kth_allocation_fails_once)
 {
     for (int k = 0; k < 4; k++) {

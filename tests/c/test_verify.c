@@ -239,8 +239,7 @@ static bool can_break(const struct cp_schedule *schedule, int32_t index,
     case FAULT_VALUE:
         return step->op == CP_STEP_AWAIT;
     case FAULT_PEER:
-        return step->op == CP_STEP_AWAIT ||
-               cp_verify_is_message((enum cp_step_op)step->op);
+        return step->op == CP_STEP_AWAIT || cp_step_is_message(step);
     case FAULT_Q_FIRST:
     case FAULT_K_FIRST:
     case FAULT_HEAD_FIRST:
@@ -392,8 +391,7 @@ static void try_fault(struct set *set, int rank, int32_t index, enum fault fault
     enum cp_code code = verify(calls, 1, &report);
     counts[fault][code == CP_OK] += 1;
     /* What is refused must do harm, too: messages aside, whose group must agree on its `after`. */
-    bool must_harm =
-        fault == FAULT_AFTER && !cp_verify_is_message((enum cp_step_op)step->op);
+    bool must_harm = fault == FAULT_AFTER && !cp_step_is_message(step);
     bool is_right = code == CP_OK
                         ? is_harmless(set, right, step, fault, at)
                         : !must_harm || !is_harmless(set, right, step, fault, at);
@@ -815,7 +813,7 @@ static void meet_early(struct cp_schedule *const *s)
 static void leave_unmade(struct cp_schedule *const *s)
 {
     for (int32_t i = 0; i < s[1]->step_count; i++) {
-        if (s[1]->steps[i].op == CP_STEP_SEND || s[1]->steps[i].op == CP_STEP_RECV) {
+        if (cp_step_is_message(&s[1]->steps[i])) {
             s[1]->steps[i].after[CP_LANE_COMPUTE] = 0;
         }
     }

@@ -246,11 +246,6 @@ static void do_step(struct world *world, int rank, const struct cp_step *step)
 
 /* ---- messages ---- */
 
-static bool is_message(const struct cp_step *step)
-{
-    return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
-}
-
 /* The channel of a message, and the box that it moves. */
 static struct channel *channel_of(struct world *world, int rank,
                                   const struct cp_step *step)
@@ -348,7 +343,7 @@ static void post_group(struct world *world, int rank, int lane)
     struct rank *self = &world->ranks[rank];
     int32_t end = self->cursors[lane];
     int32_t group = step_at(self, lane, end)->group;
-    while (end < self->counts[lane] && is_message(step_at(self, lane, end)) &&
+    while (end < self->counts[lane] && cp_step_is_message(step_at(self, lane, end)) &&
            step_at(self, lane, end)->group == group) {
         post(world, rank, self->lanes[lane][end]);
         end += 1;
@@ -387,7 +382,7 @@ static bool advance(struct world *world, int rank, int lane)
         return false;
     }
     const struct cp_step *step = step_at(self, lane, self->cursors[lane]);
-    if (is_message(step)) {
+    if (cp_step_is_message(step)) {
         post_group(world, rank, lane);
     } else {
         do_step(world, rank, step);
