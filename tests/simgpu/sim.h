@@ -54,6 +54,7 @@ struct CUstream_st {
     struct sim_nodes after; /* that the next one comes behind, while there is one */
     pthread_t thread;
     uint64_t random;
+    int slow_us; /* locked */
     struct sim_op *first, **last, *running;
     uint64_t given, done; /* operations */
     struct sim_cond work, progress;

@@ -97,9 +97,11 @@ static void *work(void *arg)
             stream->last = &stream->first;
         }
         stream->running = op;
+        int slow_us = stream->slow_us;
         sim_unlock();
 
         sim_acquire(op);
+        sim_sleep_us(slow_us);
         sim_delay(&stream->random);
         op->run(op, stream);
         sim_release(&stream->clock);
@@ -163,6 +165,13 @@ cudaStream_t sim_stream(cudaStream_t stream)
         return NULL;
     }
     return stream;
+}
+
+void simgpu_slow_stream(cudaStream_t stream, int us)
+{
+    sim_lock();
+    stream->slow_us = us;
+    sim_unlock();
 }
 
 /* Without the default stream's order. */

@@ -58,6 +58,9 @@ void simgpu_reset(void);
 void simgpu_seed(uint64_t seed);
 /* The longest delay of one operation, in microseconds; 300 at first, 0: none. */
 void simgpu_set_delay(int most_us);
+/* What the stream runs begins so much later than it may, beside the random delay: whoever
+ * should wait for it and does not is ahead of it. */
+void simgpu_slow_stream(cudaStream_t stream, int us);
 /* 2 at first. */
 void simgpu_set_device_count(int count);
 /* All devices are of process 0 at first. */
