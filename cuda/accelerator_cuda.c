@@ -167,7 +167,8 @@ static enum cp_code choose(const struct cp_connect_args *args,
                            const struct cp_transport_facts *facts,
                            enum cp_transport_kind *out)
 {
-    CP_TRY(cp_transport_choose(facts, args->watch->world, args->boards != NULL, out));
+    CP_TRY(
+        cp_transport_choose(facts, args->watch->world, args->boards.of != NULL, out));
     return facts[0].wish == CP_TRANSPORT_IPC ? CP_OK : check_gpus(args);
 }
 

@@ -2,6 +2,7 @@
 #include "comm_ipc.h"
 
 #include "base/mem.h"
+#include "capture.h"
 #include "cuda_check.h"
 #include "device_cuda.h"
 #include "ipc_watcher.h"
@@ -12,7 +13,7 @@ struct comm_ipc {
     struct cp_ipc_watcher *watcher; /* owned */
     struct cp_ipc_ends ends;
     int device;
-    uint64_t left; /* calls that have been enqueued as a whole, the same on all ranks */
+    bool is_captured; /* the call that is begun */
     struct cp_stream
         *streams[CP_IPC_STREAMS]; /* of the call that is begun: the caller's
                                                   first */
@@ -22,12 +23,6 @@ struct comm_ipc {
 static struct comm_ipc *ipc_of(struct cp_comm *comm)
 {
     return (struct comm_ipc *)comm;
-}
-
-static uint32_t all_but(const struct comm_ipc *self)
-{
-    uint32_t all = (uint32_t)(((uint64_t)1 << self->head.world) - 1);
-    return all & ~((uint32_t)1 << self->head.rank);
 }
 
 /* Whatever reads a window is on a stream on which something was waited for, or on the
@@ -46,43 +41,51 @@ static void note_stream(struct comm_ipc *self, struct cp_stream *stream)
 
 /* ---- on the own device ---- */
 
+/* Windows are no part of a capture that the call may be part of. */
 static enum cp_code reserve(struct comm_ipc *self, size_t bytes)
 {
     struct cp_ipc_watcher *watcher = self->watcher;
+    enum cudaStreamCaptureMode before = cp_cuda_capture_leave();
     (void)pthread_mutex_lock(&watcher->mutex);
     enum cp_code code = cp_ipc_memory_reserve(&watcher->memory, bytes);
     (void)pthread_mutex_unlock(&watcher->mutex);
+    cp_cuda_capture_enter(before);
     return code;
 }
 
 static enum cp_code attach(struct comm_ipc *self)
 {
     struct cp_ipc_watcher *watcher = self->watcher;
+    enum cudaStreamCaptureMode before = cp_cuda_capture_leave();
     (void)pthread_mutex_lock(&watcher->mutex);
     enum cp_code code = cp_ipc_memory_attach(&watcher->memory);
     for (int rank = 0; rank < self->head.world; rank++) {
         self->ends.inbox[rank] = watcher->memory.inbox[rank];
     }
     (void)pthread_mutex_unlock(&watcher->mutex);
+    cp_cuda_capture_enter(before);
     return code;
 }
 
-static enum cp_code begin(struct comm_ipc *self, struct cp_stream *stream)
+static enum cp_code begin(struct comm_ipc *self, const struct cp_comm_call *call)
 {
-    CP_TRY(cp_ipc_watcher_begin(self->watcher));
+    self->is_captured = call->capture != 0;
     self->stream_count = 0;
-    note_stream(self, stream);
-    return self->left == 0 || self->head.world == 1
-               ? CP_OK
-               : cp_ipc_await(&self->ends, all_but(self), CP_IPC_LEFT, self->left,
-                              cp_recorder_call(self->watch->recorder), stream);
+    if (self->is_captured) {
+        CP_TRY(cp_ipc_watcher_capture(self->watcher, (cudaStream_t)call->stream,
+                                      call->capture));
+    } else {
+        CP_TRY(cp_ipc_watcher_begin(self->watcher));
+        note_stream(self, call->stream);
+    }
+    return cp_ipc_begin(&self->ends, cp_recorder_call(self->watch->recorder),
+                        call->stream);
 }
 
 static enum cp_code end(struct comm_ipc *self, struct cp_stream *stream)
 {
-    self->left += 1;
-    CP_TRY(cp_ipc_publish(&self->ends, CP_IPC_LEFT, self->left, stream));
-    return cp_ipc_watcher_end(self->watcher, &stream, 1);
+    CP_TRY(cp_ipc_end(&self->ends, stream));
+    return self->is_captured ? CP_OK : cp_ipc_watcher_end(self->watcher, &stream, 1);
 }
 
 /* ---- the table ---- */
@@ -124,15 +127,15 @@ static enum cp_code ipc_reached(struct cp_comm *comm, int peer, int signal,
     note_stream(self, stream);
     CP_TRY(cp_cuda_enter(device, &before));
     return cp_cuda_leave(device, before,
-                         cp_ipc_await(&self->ends, (uint32_t)1 << peer, signal, value,
+                         cp_ipc_await(&self->ends, peer, signal, value,
                                       cp_recorder_call(self->watch->recorder), stream));
 }
 
-static enum cp_code ipc_begin(struct cp_comm *comm, struct cp_stream *stream)
+static enum cp_code ipc_begin(struct cp_comm *comm, const struct cp_comm_call *call)
 {
     int device = ipc_of(comm)->device, before = device;
     CP_TRY(cp_cuda_enter(device, &before));
-    return cp_cuda_leave(device, before, begin(ipc_of(comm), stream));
+    return cp_cuda_leave(device, before, begin(ipc_of(comm), call));
 }
 
 static enum cp_code ipc_end(struct cp_comm *comm, struct cp_stream *stream)

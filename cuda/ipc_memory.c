@@ -2,7 +2,6 @@
 #include "ipc_memory.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/checked.h"
 #include "cuda_check.h"
@@ -13,12 +12,12 @@ static const size_t piece_bytes = (size_t)2 << 20;
 
 static struct cp_ipc_notice *notice_of(const struct cp_ipc_memory *memory, int rank)
 {
-    return (struct cp_ipc_notice *)(void *)memory->boards[rank].bytes;
+    return (struct cp_ipc_notice *)(void *)memory->boards.of[rank].bytes;
 }
 
 static struct cp_ipc_notice *own_notice(const struct cp_ipc_memory *memory)
 {
-    return notice_of(memory, memory->watch->rank);
+    return notice_of(memory, memory->rank);
 }
 
 /* ---- the own memory ---- */
@@ -49,8 +48,7 @@ static enum cp_code make_inbox(struct cp_ipc_memory *memory)
 {
     struct cp_ipc_notice *notice = own_notice(memory);
     void *data = NULL;
-    CP_TRY(alloc(piece_bytes, "the inbox", memory->watch->rank, &data,
-                 &notice->inbox_handle));
+    CP_TRY(alloc(piece_bytes, "the inbox", memory->rank, &data, &notice->inbox_handle));
     cudaError_t error = cudaMemset(data, 0, sizeof(struct cp_ipc_inbox));
     if (error == cudaSuccess) {
         error = cudaStreamSynchronize(NULL); /* before anybody writes there */
@@ -67,8 +65,8 @@ static enum cp_code make_inbox(struct cp_ipc_memory *memory)
 /* Threads of one process that have different devices. */
 static enum cp_code open_ways(const struct cp_ipc_memory *memory)
 {
-    const struct cp_ipc_peer *own = &memory->peer[memory->watch->rank];
-    for (int rank = 0; rank < memory->watch->world; rank++) {
+    const struct cp_ipc_peer *own = &memory->peer[memory->rank];
+    for (int rank = 0; rank < memory->world; rank++) {
         const struct cp_ipc_peer *peer = &memory->peer[rank];
         if (!peer->is_local || peer->device == own->device) {
             continue;
@@ -84,12 +82,14 @@ static enum cp_code open_ways(const struct cp_ipc_memory *memory)
 }
 
 enum cp_code cp_ipc_memory_init(struct cp_ipc_memory *memory,
-                                const struct cp_watch *watch, struct cp_board *boards,
+                                const struct cp_watch *watch, struct cp_boards boards,
                                 const struct cp_ipc_peer *peers)
 {
     memset(memory, 0, sizeof *memory);
     memory->watch = watch;
     memory->boards = boards;
+    memory->rank = watch->rank;
+    memory->world = watch->world;
     memcpy(memory->peer, peers, (size_t)watch->world * sizeof *peers);
     CP_TRY(open_ways(memory));
     return make_inbox(memory);
@@ -98,7 +98,7 @@ enum cp_code cp_ipc_memory_init(struct cp_ipc_memory *memory,
 enum cp_code cp_ipc_memory_reserve(struct cp_ipc_memory *memory, size_t bytes)
 {
     struct cp_ipc_notice *notice = own_notice(memory);
-    int rank = memory->watch->rank;
+    int rank = memory->rank;
     size_t least = 0, wanted = 0;
     void *data = NULL;
     cudaIpcMemHandle_t handle;
@@ -149,10 +149,10 @@ static enum cp_code map(struct cp_ipc_memory *memory, int rank, const char *what
         cudaIpcOpenMemHandle(out, handle, cudaIpcMemLazyEnablePeerAccess);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
-        return cp_fail_rank(CP_ERR_DEVICE, memory->watch->rank,
+        return cp_fail_rank(CP_ERR_DEVICE, memory->rank,
                             "rank %d cannot map %s of rank %d: "
                             "cudaIpcOpenMemHandle says %s (%s)",
-                            memory->watch->rank, what, rank, cudaGetErrorString(error),
+                            memory->rank, what, rank, cudaGetErrorString(error),
                             cudaGetErrorName(error));
     }
     memory->mapped[rank][memory->mappings[rank]] = *out;
@@ -164,7 +164,7 @@ static enum cp_code attach_one(struct cp_ipc_memory *memory, int rank)
 {
     const struct cp_ipc_notice *notice = notice_of(memory, rank);
     void *inbox = NULL;
-    if (rank != memory->watch->rank) {
+    if (rank != memory->rank) {
         /* First said, then looked: its owner says first that it closes, and then looks
          * here. */
         atomic_store(&own_notice(memory)->uses[rank], 1);
@@ -173,7 +173,7 @@ static enum cp_code attach_one(struct cp_ipc_memory *memory, int rank)
             return cp_fail_rank(CP_ERR_COMM, rank,
                                 "rank %d has closed its context, whose memory rank %d "
                                 "was to map",
-                                rank, memory->watch->rank);
+                                rank, memory->rank);
         }
     }
     if (memory->inbox[rank] == NULL) {
@@ -191,7 +191,7 @@ static enum cp_code attach_one(struct cp_ipc_memory *memory, int rank)
 
 enum cp_code cp_ipc_memory_attach(struct cp_ipc_memory *memory)
 {
-    for (int rank = 0; rank < memory->watch->world; rank++) {
+    for (int rank = 0; rank < memory->world; rank++) {
         CP_TRY(attach_one(memory, rank));
     }
     return CP_OK;
@@ -209,32 +209,47 @@ void cp_ipc_memory_let_go(struct cp_ipc_memory *memory, int rank)
 
 /* ---- the end ---- */
 
-static bool is_used(const struct cp_ipc_memory *memory)
+void cp_ipc_memory_keep(struct cp_ipc_memory *memory)
 {
-    const struct cp_watch *watch = memory->watch;
-    for (int rank = 0; rank < watch->world; rank++) {
-        if (rank != watch->rank &&
-            atomic_load(&notice_of(memory, rank)->uses[watch->rank]) != 0 &&
-            !watch->is_dead(watch->peers, rank)) {
-            return true;
-        }
-    }
-    return false;
+    (void)cp_mapping_share(memory->boards.in);
+    memory->watch = NULL;
 }
 
-void cp_ipc_memory_fini(struct cp_ipc_memory *memory, int64_t until_ns)
+void cp_ipc_memory_ask_back(struct cp_ipc_memory *memory)
 {
-    const struct timespec moment = {.tv_nsec = 200000};
     atomic_store(&own_notice(memory)->is_closing, 1);
-    while (is_used(memory) && cp_now_ns() < until_ns) {
-        (void)nanosleep(&moment, NULL);
+}
+
+/* By that rank, as far as its notice says. Of who has died after the notices were kept,
+ * nothing is known. */
+static bool is_used_by(const struct cp_ipc_memory *memory, int rank)
+{
+    const struct cp_watch *watch = memory->watch;
+    return rank != memory->rank &&
+           atomic_load(&notice_of(memory, rank)->uses[memory->rank]) != 0 &&
+           (watch == NULL || !watch->is_dead(watch->peers, rank));
+}
+
+bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory)
+{
+    bool is_used = false;
+    for (int rank = 0; rank < memory->world; rank++) {
+        is_used = is_used || is_used_by(memory, rank);
     }
-    if (!is_used(memory)) {
+    return is_used;
+}
+
+void cp_ipc_memory_fini(struct cp_ipc_memory *memory)
+{
+    if (!cp_ipc_memory_is_used(memory)) {
         for (int i = 0; i < memory->own_windows; i++) {
             (void)cudaFree(memory->own_window[i]);
         }
         (void)cudaFree(memory->own_inbox);
         (void)cudaGetLastError();
+    }
+    if (memory->watch == NULL) {
+        cp_mapping_drop(&memory->boards.in);
     }
     memset(memory, 0, sizeof *memory);
 }

@@ -10,7 +10,8 @@
  * own. Words that say who still uses whose memory have one.
  *
  * Memory that somebody else has mapped must not be freed: its owner says that it closes,
- * and the others let go of it (cuda/ipc_watcher.h).
+ * and the others let go of it (cuda/ipc_watcher.h). That may take longer than the owner's
+ * context and its page live, so the notices can be kept.
  *
  * All of it is memory of the current device, and not for two threads at once. */
 #ifndef CP_CUDA_IPC_MEMORY_H
@@ -44,8 +45,9 @@ struct cp_ipc_peer {
 };
 
 struct cp_ipc_memory {
-    const struct cp_watch *watch;     /* borrowed */
-    struct cp_board *boards;          /* borrowed: the notices */
+    const struct cp_watch *watch; /* borrowed; NULL once kept */
+    struct cp_boards boards;      /* the notices; borrowed, shared once kept */
+    int rank, world;
     struct cp_ipc_inbox *own_inbox;   /* owned */
     void *own_window[CP_IPC_WINDOWS]; /* owned; the last is in use once attached */
     int own_windows;
@@ -62,7 +64,7 @@ struct cp_ipc_memory {
  * failure there is nothing to destroy. */
 CP_NODISCARD enum cp_code cp_ipc_memory_init(struct cp_ipc_memory *memory,
                                              const struct cp_watch *watch,
-                                             struct cp_board *boards,
+                                             struct cp_boards boards,
                                              const struct cp_ipc_peer *peers);
 
 /* A window of at least that size, told. CP_ERR_NO_MEMORY leaves what there was. */
@@ -80,9 +82,13 @@ bool cp_ipc_memory_is_wanted(const struct cp_ipc_memory *memory, int rank);
 /* May this rank touch that one's memory? */
 bool cp_ipc_memory_uses(const struct cp_ipc_memory *memory, int rank);
 
-/* After all others' memory has been let go: asks for the own back, waits until nobody
- * uses it any more or `until_ns`, and frees it; what somebody then still uses is left to
- * the end of the process. */
-void cp_ipc_memory_fini(struct cp_ipc_memory *memory, int64_t until_ns);
+/* From now on the watch is not touched, and the page stays until the end. */
+void cp_ipc_memory_keep(struct cp_ipc_memory *memory);
+
+/* The end, after all others' memory has been let go: asks for the own back; says whether
+ * anybody still uses it; and frees it, or leaves what is used to the end of the process. */
+void cp_ipc_memory_ask_back(struct cp_ipc_memory *memory);
+bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory);
+void cp_ipc_memory_fini(struct cp_ipc_memory *memory);
 
 #endif

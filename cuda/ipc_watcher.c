@@ -10,9 +10,11 @@
 
 #include "base/mem.h"
 #include "base/watch_report.h"
+#include "capture.h"
 #include "cuda_check.h"
 
 static const char on_gpu[] = "on its GPU";
+static const char in_graph[] = "launched in a graph";
 static const int look_ms = 50;
 /* While nothing is under way: how long somebody who closes may wait for his memory. */
 static const int idle_look_ms = 100;
@@ -21,8 +23,9 @@ static const int64_t dead_ns = 500000000;
 /* For outstanding work to end when the communicator closes, by itself and once its waits
  * have been ended. */
 static const int64_t drain_ns = 1000000000;
-/* For others to let go: they may be at that very thing. */
-static const int64_t let_go_ns = 2500000000;
+static const int closing_look_ms = 1;
+/* How long who closes waits for others to let go: they may be at that very thing. */
+static const int64_t let_go_ns = 300000000;
 
 static void lock(struct cp_ipc_watcher *watcher)
 {
@@ -84,7 +87,8 @@ static double waited(const struct cp_ipc_seen *seen, int64_t now_ns)
 }
 
 /* All who are waited for by now are named. */
-static enum cp_code fail_late(const struct cp_ipc_watcher *watcher, uint64_t call)
+static enum cp_code fail_late(const struct cp_ipc_watcher *watcher, uint64_t call,
+                              const char *where)
 {
     const struct cp_watch *watch = watcher->watch;
     bool is_missing[CP_IPC_RANKS] = {false};
@@ -96,15 +100,15 @@ static enum cp_code fail_late(const struct cp_ipc_watcher *watcher, uint64_t cal
         }
     }
     cp_watch_name_others(watch, is_missing, whom, sizeof whom);
-    return cp_watch_fail_device_late(watch, watcher->timeout, whom, call, on_gpu);
+    return cp_watch_fail_device_late(watch, watcher->timeout, whom, call, where);
 }
 
 static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
                                    struct cp_ipc_seen *seen, uint64_t call,
-                                   int64_t now_ns)
+                                   int64_t now_ns, const char *where)
 {
     struct cp_watch *watch = watcher->watch;
-    if (rank == watch->rank || !watch->is_dead(watch->peers, rank)) {
+    if (!watch->is_dead(watch->peers, rank)) {
         return CP_OK;
     }
     if (seen->dead_ns == 0) {
@@ -112,38 +116,62 @@ static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
     }
     return now_ns - seen->dead_ns < dead_ns
                ? CP_OK
-               : cp_watch_fail_device_gone(watch, rank, call, on_gpu);
+               : cp_watch_fail_device_gone(watch, rank, call, where);
 }
 
-static enum cp_code look_at_waits(struct cp_ipc_watcher *watcher)
+/* For the own calls a call waits as long as they take. */
+static enum cp_code look_at_waits(struct cp_ipc_watcher *watcher, const char *where)
 {
     int64_t now_ns = cp_now_ns();
     for (int rank = 0; rank < watcher->watch->world; rank++) {
         for (int signal = 0; signal < CP_IPC_SIGNALS; signal++) {
             struct cp_ipc_seen *seen = &watcher->seen[rank][signal];
-            if (!is_seen_again(watcher, rank, signal, now_ns)) {
+            if (rank == watcher->watch->rank ||
+                !is_seen_again(watcher, rank, signal, now_ns)) {
                 continue;
             }
             uint64_t call = load(&watcher->desk->note[rank][signal].call);
-            CP_TRY(look_for_death(watcher, rank, seen, call, now_ns));
+            CP_TRY(look_for_death(watcher, rank, seen, call, now_ns, where));
             if (waited(seen, now_ns) > watcher->timeout) {
-                return fail_late(watcher, call);
+                return fail_late(watcher, call, where);
             }
         }
     }
     return CP_OK;
 }
 
-/* What is there wins: a call that has ended has ended well. */
+/* Ranks that launch different graphs. */
+static enum cp_code look_for_odd_calls(const struct cp_ipc_watcher *watcher)
+{
+    const struct cp_watch *watch = watcher->watch;
+    for (int rank = 0; rank < watch->world; rank++) {
+        const struct cp_ipc_note *odd = &watcher->desk->odd[rank];
+        uint64_t value = load(&odd->value);
+        if (value != 0) {
+            char its[64], mine[64];
+            cp_flight_name_call(value, its, sizeof its);
+            cp_flight_name_call(load(&odd->call), mine, sizeof mine);
+            return cp_fail_rank(CP_ERR_VALUE, watch->rank,
+                                "rank %d was in %s while rank %d was in %s: all ranks "
+                                "have to launch the same graphs in the same order",
+                                rank, its, watch->rank, mine);
+        }
+    }
+    return CP_OK;
+}
+
+/* What is there wins: a call that has ended has ended well, if it was the others' too. */
 static enum cp_code look(struct cp_ipc_watcher *watcher)
 {
+    CP_TRY(look_for_odd_calls(watcher));
     enum cp_code code = ask_for_end(watcher);
-    if (code != CP_AGAIN) {
-        watcher->is_idle = true;
+    bool is_awaited = code == CP_AGAIN;
+    watcher->is_idle = !is_awaited && watcher->graphs == NULL;
+    if (watcher->is_idle || (code != CP_OK && !is_awaited)) {
         return code;
     }
     CP_TRY(cp_watch_check(watcher->watch));
-    return look_at_waits(watcher);
+    return look_at_waits(watcher, is_awaited ? on_gpu : in_graph);
 }
 
 static void look_and_judge(struct cp_ipc_watcher *watcher)
@@ -167,30 +195,129 @@ static void let_go_of_the_closing(struct cp_ipc_watcher *watcher)
     }
 }
 
+/* ---- the end; the mutex is held ---- */
+
+/* Is nothing of ours under way on the GPU any more? Sound work gets a while to end by
+ * itself, then its waits are ended and it gets another, and then it is stuck. A device that
+ * has failed does nothing. */
+static bool have_calls_ended(struct cp_ipc_watcher *watcher)
+{
+    int64_t now_ns = cp_now_ns();
+    bool is_whole = watcher->begun == watcher->ended;
+    if (is_whole && ask_for_end(watcher) != CP_AGAIN) {
+        return true;
+    }
+    if (watcher->drained_ns == 0) {
+        watcher->drained_ns = now_ns + drain_ns;
+    }
+    bool is_late = now_ns >= watcher->drained_ns;
+    bool is_over = load(&watcher->desk->is_over) != 0;
+    if (!is_over && (is_late || !is_whole || watcher->is_broken)) {
+        cp_ipc_watcher_break(watcher);
+        watcher->drained_ns = now_ns + drain_ns;
+    }
+    if (!is_whole) {
+        /* No event stands for its work: the device did not take one. */
+        unlock(watcher);
+        (void)cudaDeviceSynchronize();
+        (void)cudaGetLastError();
+        lock(watcher);
+        return true;
+    }
+    watcher->is_stuck = is_over && is_late;
+    return watcher->is_stuck;
+}
+
+static void let_go_of_all(struct cp_ipc_watcher *watcher)
+{
+    for (int rank = 0; rank < watcher->memory.world; rank++) {
+        cp_ipc_memory_let_go(&watcher->memory, rank);
+    }
+    cp_ipc_memory_ask_back(&watcher->memory);
+}
+
+/* Does what can be done by now. Is there nothing more to wait for? */
+static bool wind_up(struct cp_ipc_watcher *watcher)
+{
+    if (!watcher->has_let_go && !watcher->is_stuck) {
+        if (watcher->graphs != NULL || !have_calls_ended(watcher)) {
+            return false;
+        }
+        if (!watcher->is_stuck) {
+            let_go_of_all(watcher);
+            watcher->has_let_go = true;
+            (void)pthread_cond_broadcast(&watcher->changed);
+        }
+    }
+    return watcher->is_stuck || !cp_ipc_memory_is_used(&watcher->memory);
+}
+
+/* What was not made is NULL. */
+static void free_desk(struct cp_ipc_watcher *watcher)
+{
+    if (watcher->desk != NULL) {
+        (void)cudaFreeHost(watcher->desk);
+    }
+    for (int i = 0; i < CP_IPC_STREAMS; i++) {
+        if (watcher->last[i] != NULL) {
+            (void)cudaEventDestroy(watcher->last[i]);
+        }
+    }
+    (void)cudaGetLastError();
+}
+
+/* The struct and what it has of the host. */
+static void free_watcher(struct cp_ipc_watcher *watcher)
+{
+    (void)pthread_cond_destroy(&watcher->changed);
+    (void)pthread_mutex_destroy(&watcher->mutex);
+    cp_mem_destroy(&watcher);
+}
+
 /* ---- the thread ---- */
+
+/* The mutex is held, and given up meanwhile. */
+static void wait_for_a_wake(struct cp_ipc_watcher *watcher, int ms)
+{
+    struct pollfd wake = {.fd = watcher->worker.wake_fd, .events = POLLIN};
+    unlock(watcher);
+    if (poll(&wake, 1, ms) > 0) {
+        cp_worker_heed(&watcher->worker);
+    }
+    lock(watcher);
+}
 
 static void *run(void *arg)
 {
     struct cp_ipc_watcher *watcher = arg;
-    struct pollfd wake = {.fd = watcher->worker.wake_fd, .events = POLLIN};
     /* Otherwise the first call of the runtime would set up device 0 for this thread. */
     (void)cudaSetDevice(watcher->device);
+    (void)cp_cuda_capture_leave();
     lock(watcher);
     while (!watcher->is_closing) {
-        int ms = watcher->is_idle ? idle_look_ms : look_ms;
-        unlock(watcher);
-        if (poll(&wake, 1, ms) > 0) {
-            cp_worker_heed(&watcher->worker);
-        }
-        lock(watcher);
-        if (!watcher->is_idle) {
+        wait_for_a_wake(watcher, watcher->is_idle ? idle_look_ms : look_ms);
+        if (!watcher->is_idle && !watcher->is_closing) {
             look_and_judge(watcher);
         }
-        if (watcher->is_idle) {
+        if (watcher->is_idle && !watcher->is_closing) {
             let_go_of_the_closing(watcher);
         }
     }
+    while (!wind_up(watcher)) {
+        wait_for_a_wake(watcher, watcher->is_parked ? idle_look_ms : closing_look_ms);
+    }
+    if (!watcher->is_stuck) {
+        cp_ipc_memory_fini(&watcher->memory);
+        free_desk(watcher);
+    }
+    watcher->has_ended = true;
+    bool is_parked = watcher->is_parked;
+    (void)pthread_cond_broadcast(&watcher->changed);
     unlock(watcher);
+    if (is_parked) {
+        cp_worker_leave(&watcher->worker);
+        free_watcher(watcher);
+    }
     return NULL;
 }
 
@@ -220,18 +347,14 @@ static enum cp_code make_events(struct cp_ipc_watcher *watcher)
     return CP_OK;
 }
 
-/* What was not made is NULL. */
-static void free_desk(struct cp_ipc_watcher *watcher)
+static void make_locks(struct cp_ipc_watcher *watcher)
 {
-    for (int i = 0; i < CP_IPC_STREAMS; i++) {
-        if (watcher->last[i] != NULL) {
-            (void)cudaEventDestroy(watcher->last[i]);
-        }
-    }
-    if (watcher->desk != NULL) {
-        (void)cudaFreeHost(watcher->desk);
-    }
-    (void)cudaGetLastError();
+    pthread_condattr_t clock;
+    (void)pthread_mutex_init(&watcher->mutex, NULL);
+    (void)pthread_condattr_init(&clock);
+    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of cp_now_ns */
+    (void)pthread_cond_init(&watcher->changed, &clock);
+    (void)pthread_condattr_destroy(&clock);
 }
 
 enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
@@ -245,7 +368,7 @@ enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
     watcher->device = args->device;
     watcher->timeout = args->timeout;
     watcher->is_idle = true;
-    (void)pthread_mutex_init(&watcher->mutex, NULL);
+    make_locks(watcher);
     CP_TRY_GOTO(code, make_desk(watcher), done);
     CP_TRY_GOTO(code, make_events(watcher), done);
     CP_TRY_GOTO(
@@ -254,45 +377,81 @@ enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
         done);
     code = cp_worker_start(&watcher->worker, run, watcher);
     if (code != CP_OK) {
-        cp_ipc_memory_fini(&watcher->memory, 0);
+        cp_ipc_memory_fini(&watcher->memory);
         goto done;
     }
     *out = watcher;
     return CP_OK;
 done:
     free_desk(watcher);
-    (void)pthread_mutex_destroy(&watcher->mutex);
-    cp_mem_destroy(&watcher);
+    free_watcher(watcher);
     return code;
+}
+
+/* Is the memory of all that a call works on still there? The mutex is held. */
+static enum cp_code check_peers(const struct cp_ipc_watcher *watcher)
+{
+    int own = watcher->watch->rank;
+    for (int rank = 0; rank < watcher->watch->world; rank++) {
+        if (rank != own && !cp_ipc_memory_uses(&watcher->memory, rank)) {
+            return cp_fail_rank(CP_ERR_COMM, rank,
+                                "rank %d has closed its context, whose memory rank %d "
+                                "works on",
+                                rank, own);
+        }
+    }
+    return CP_OK;
 }
 
 enum cp_code cp_ipc_watcher_begin(struct cp_ipc_watcher *watcher)
 {
-    int gone = -1;
     CP_TRY(cp_watch_check(watcher->watch));
     lock(watcher);
-    for (int rank = 0; rank < watcher->watch->world; rank++) {
-        if (rank != watcher->watch->rank &&
-            !cp_ipc_memory_uses(&watcher->memory, rank)) {
-            gone = rank;
-        }
-    }
+    enum cp_code code = check_peers(watcher);
     bool was_idle = watcher->is_idle;
-    if (gone < 0) {
+    if (code == CP_OK) {
         watcher->begun += 1;
         watcher->is_idle = false;
     }
     unlock(watcher);
-    if (gone >= 0) {
-        return cp_fail_rank(CP_ERR_COMM, gone,
-                            "rank %d has closed its context, whose memory rank %d "
-                            "works on",
-                            gone, watcher->watch->rank);
-    }
-    if (was_idle) {
+    if (code == CP_OK && was_idle) {
         cp_worker_wake(&watcher->worker);
     }
-    return CP_OK;
+    return code;
+}
+
+/* A graph has gone; the thread may have waited for that at its end, and be gone itself
+ * once it has the mutex. */
+static void CUDART_CB release(void *arg)
+{
+    struct cp_held_graph *graph = arg;
+    struct cp_ipc_watcher *watcher = graph->owner;
+    lock(watcher);
+    cp_held_graphs_remove(&watcher->graphs, graph);
+    cp_worker_wake(&watcher->worker);
+    unlock(watcher);
+}
+
+enum cp_code cp_ipc_watcher_capture(struct cp_ipc_watcher *watcher, cudaStream_t stream,
+                                    uint64_t capture)
+{
+    struct cp_held_graph *graph = NULL;
+    bool is_new = false;
+    CP_TRY(cp_watch_check(watcher->watch));
+    lock(watcher);
+    enum cp_code code = check_peers(watcher);
+    if (code == CP_OK) {
+        code = cp_held_graphs_find(&watcher->graphs, capture, sizeof *graph, &graph,
+                                   &is_new);
+    }
+    if (is_new) {
+        graph->owner = watcher;
+        watcher->is_idle = false;
+        cp_worker_wake(&watcher->worker);
+    }
+    unlock(watcher);
+    CP_TRY(code);
+    return is_new ? cp_cuda_capture_hold(stream, release, graph) : CP_OK;
 }
 
 enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
@@ -313,48 +472,20 @@ enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
     return code;
 }
 
-/* Has the GPU done all that it was given, before `until_ns`? */
-static bool drain(struct cp_ipc_watcher *watcher, int64_t until_ns)
+/* The mutex is held, and given up meanwhile: until the thread has ended, or has only
+ * graphs or others to wait for. */
+static void wait_for_the_end(struct cp_ipc_watcher *watcher)
 {
-    const struct timespec moment = {.tv_nsec = 200000};
-    enum cp_code code = ask_for_end(watcher);
-    while (code == CP_AGAIN && watcher->begun == watcher->ended &&
-           cp_now_ns() < until_ns) {
-        (void)nanosleep(&moment, NULL);
-        code = ask_for_end(watcher);
-    }
-    return code != CP_AGAIN;
-}
-
-/* The thread has ended. Is nothing of ours under way on the GPU any more? A device that
- * has failed does nothing. */
-static bool end_work(struct cp_ipc_watcher *watcher)
-{
-    bool is_sound =
-        watcher->begun == watcher->ended && !cp_watch_is_poisoned(watcher->watch);
-    if (is_sound && drain(watcher, cp_now_ns() + drain_ns)) {
-        return true;
-    }
-    cp_ipc_watcher_break(watcher);
-    if (watcher->begun != watcher->ended) {
-        /* No event stands for its work: the device did not take one. */
-        (void)cudaDeviceSynchronize();
-        (void)cudaGetLastError();
-        return true;
-    }
-    return drain(watcher, cp_now_ns() + drain_ns);
-}
-
-/* On its device. */
-static void release(struct cp_ipc_watcher *watcher)
-{
-    bool has_ended = end_work(watcher);
-    for (int rank = 0; rank < watcher->watch->world && has_ended; rank++) {
-        cp_ipc_memory_let_go(&watcher->memory, rank);
-    }
-    if (has_ended) {
-        cp_ipc_memory_fini(&watcher->memory, cp_now_ns() + let_go_ns);
-        free_desk(watcher);
+    int64_t until_ns = cp_now_ns() + 2 * drain_ns + let_go_ns;
+    int64_t others_ns = 0; /* when it had only others to wait for */
+    while (!watcher->has_ended && watcher->graphs == NULL && cp_now_ns() < until_ns) {
+        const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+                                       .tv_nsec = (long)(until_ns % 1000000000)};
+        (void)pthread_cond_timedwait(&watcher->changed, &watcher->mutex, &until);
+        if (watcher->has_let_go && others_ns == 0) {
+            others_ns = cp_now_ns();
+            until_ns = others_ns + let_go_ns;
+        }
     }
 }
 
@@ -365,16 +496,29 @@ void cp_ipc_watcher_destroy(struct cp_ipc_watcher **watcher)
     if (w == NULL) {
         return;
     }
-    bool is_own = w->worker.owner_pid == getpid();
-    if (is_own) {
-        lock(w);
-        w->is_closing = true;
-        unlock(w);
+    if (w->worker.owner_pid != getpid()) {
+        /* The thread is not here, and whoever held the mutex never lets it go. */
+        cp_worker_end(&w->worker);
+        cp_mem_destroy(&w);
+        return;
+    }
+    lock(w);
+    w->is_broken = cp_watch_is_poisoned(w->watch);
+    w->is_closing = true;
+    cp_worker_wake(&w->worker);
+    wait_for_the_end(w);
+    bool is_parked = !w->has_ended;
+    w->is_parked = is_parked;
+    if (is_parked) {
+        cp_ipc_memory_keep(&w->memory);
+    }
+    /* Parked, it may be freed as soon as the mutex is. */
+    const struct cp_worker worker = w->worker;
+    unlock(w);
+    if (is_parked) {
+        cp_worker_detach(&worker);
+        return;
     }
     cp_worker_end(&w->worker);
-    if (is_own) {
-        release(w);
-        (void)pthread_mutex_destroy(&w->mutex);
-    }
-    cp_mem_destroy(&w);
+    free_watcher(w);
 }

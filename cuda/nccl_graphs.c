@@ -14,6 +14,11 @@ struct cp_nccl_captured_list {
     struct cp_nccl_captured captured[IN_LIST];
 };
 
+static struct cp_nccl_graph *nccl_graph(struct cp_held_graph *graph)
+{
+    return (struct cp_nccl_graph *)graph;
+}
+
 static uint64_t load(const uint64_t *count)
 {
     /* acquire: pairs with the device's store. */
@@ -79,20 +84,9 @@ static enum cp_code make_room(struct cp_nccl_graphs *graphs,
 enum cp_code cp_nccl_graphs_find(struct cp_nccl_graphs *graphs, uint64_t capture,
                                  struct cp_nccl_graph **out, bool *is_new)
 {
-    void *block = NULL;
-    struct cp_nccl_graph *graph = graphs->alive;
-    while (graph != NULL && graph->capture != capture) {
-        graph = graph->next;
-    }
-    *is_new = graph == NULL;
-    if (graph == NULL) {
-        CP_TRY(cp_mem_create(sizeof *graph, "a graph", &block));
-        graph = block;
-        graph->capture = capture;
-        graph->next = graphs->alive;
-        graphs->alive = graph;
-    }
-    *out = graph;
+    struct cp_held_graph *graph = NULL;
+    CP_TRY(cp_held_graphs_find(&graphs->alive, capture, sizeof **out, &graph, is_new));
+    *out = nccl_graph(graph);
     return CP_OK;
 }
 
@@ -113,18 +107,13 @@ enum cp_code cp_nccl_graphs_add(struct cp_nccl_graphs *graphs,
 
 void cp_nccl_graphs_remove(struct cp_nccl_graphs *graphs, struct cp_nccl_graph *graph)
 {
-    struct cp_nccl_graph **at = &graphs->alive;
-    while (*at != graph) {
-        at = &(*at)->next;
-    }
-    *at = graph->next;
     while (graph->all != NULL) {
         struct cp_nccl_captured_list *list = graph->all;
         graph->all = list->next;
         list->next = graphs->spare;
         graphs->spare = list;
     }
-    cp_mem_destroy(&graph);
+    cp_held_graphs_remove(&graphs->alive, &graph->head);
 }
 
 /* Is a launch at it? Notes since when. */
@@ -149,9 +138,9 @@ enum cp_code cp_nccl_graphs_look(
     enum cp_code (*judge)(void *arg, struct cp_nccl_captured *captured, int64_t now_ns),
     void *arg)
 {
-    for (struct cp_nccl_graph *graph = graphs->alive; graph != NULL;
+    for (struct cp_held_graph *graph = graphs->alive; graph != NULL;
          graph = graph->next) {
-        for (struct cp_nccl_captured_list *list = graph->all; list != NULL;
+        for (struct cp_nccl_captured_list *list = nccl_graph(graph)->all; list != NULL;
              list = list->next) {
             for (int i = 0; i < list->used; i++) {
                 if (is_under_way(&list->captured[i], now_ns)) {

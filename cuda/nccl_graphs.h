@@ -8,6 +8,7 @@
 #ifndef CP_CUDA_NCCL_GRAPHS_H
 #define CP_CUDA_NCCL_GRAPHS_H
 
+#include "held_graphs.h"
 #include "nccl_batches.h"
 
 struct cp_nccl_captured {
@@ -20,16 +21,14 @@ struct cp_nccl_captured {
 };
 
 struct cp_nccl_graph {
-    uint64_t capture;                  /* its number */
-    void *owner;                       /* the caller's */
+    struct cp_held_graph head;
     struct cp_nccl_captured_list *all; /* the newest first */
-    struct cp_nccl_graph *next;
 };
 
 /* Graphs that are alive, and room for the batches of more. All zero: none. */
 struct cp_nccl_graphs {
     int world;
-    struct cp_nccl_graph *alive;
+    struct cp_held_graph *alive;         /* each the head of a struct cp_nccl_graph */
     struct cp_nccl_captured_list *spare; /* of graphs that have gone */
 };
 

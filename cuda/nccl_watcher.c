@@ -378,7 +378,7 @@ void cp_nccl_watcher_split(struct cp_nccl_watcher *watcher, ncclComm_t parent,
 static void CUDART_CB release(void *arg)
 {
     struct cp_nccl_graph *graph = arg;
-    struct cp_nccl_watcher *watcher = graph->owner;
+    struct cp_nccl_watcher *watcher = graph->head.owner;
     lock(watcher);
     cp_nccl_graphs_remove(&watcher->graphs, graph);
     (void)pthread_cond_signal(&watcher->wake);
@@ -395,7 +395,7 @@ enum cp_code cp_nccl_watcher_capture(struct cp_nccl_watcher *watcher,
     lock(watcher);
     enum cp_code code = cp_nccl_graphs_find(&watcher->graphs, capture, &graph, &is_new);
     if (code == CP_OK && is_new) {
-        graph->owner = watcher;
+        graph->head.owner = watcher;
         (void)pthread_cond_signal(&watcher->wake);
     }
     unlock(watcher);

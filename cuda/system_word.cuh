@@ -28,4 +28,11 @@ __device__ inline void cp_store_system(uint64_t *word, uint64_t value)
 #endif
 }
 
+/* One more than this device has counted there so far. No order. */
+__device__ inline uint64_t cp_count_up(uint64_t *word)
+{
+    static_assert(sizeof(unsigned long long) == sizeof *word, "an atomic of 64 bits");
+    return atomicAdd((unsigned long long *)word, 1ULL) + 1;
+}
+
 #endif

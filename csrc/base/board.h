@@ -4,10 +4,18 @@
 #ifndef CP_BASE_BOARD_H
 #define CP_BASE_BOARD_H
 
+#include "base/mapping.h"
+
 enum { CP_BOARD_BYTES = 512 };
 
 struct cp_board {
     _Alignas(64) unsigned char bytes[CP_BOARD_BYTES];
+};
+
+/* Those of all ranks; all NULL: they share no page. */
+struct cp_boards {
+    struct cp_board *of;   /* (world) */
+    struct cp_mapping *in; /* what the boards are in, for who outlives the context */
 };
 
 #endif

@@ -49,6 +49,16 @@ void cp_worker_end(struct cp_worker *worker)
         cp_worker_wake(worker);
         (void)pthread_join(worker->thread, NULL);
     }
+    cp_worker_leave(worker);
+}
+
+void cp_worker_detach(const struct cp_worker *worker)
+{
+    (void)pthread_detach(worker->thread);
+}
+
+void cp_worker_leave(struct cp_worker *worker)
+{
     (void)close(worker->wake_fd);
     *worker = (struct cp_worker){.owner_pid = 0};
 }

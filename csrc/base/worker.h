@@ -29,4 +29,10 @@ void cp_worker_heed(struct cp_worker *worker);
  * nothing. */
 void cp_worker_end(struct cp_worker *worker);
 
+/* Nobody will wait for it: it goes on by itself, and closes what it has by cp_worker_leave
+ * when it is done. The struct may be a copy. */
+void cp_worker_detach(const struct cp_worker *worker);
+/* In a detached worker, the last that it does with the struct. */
+void cp_worker_leave(struct cp_worker *worker);
+
 #endif

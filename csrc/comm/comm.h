@@ -3,7 +3,8 @@
  *
  * Two groups of entries, each optional as a whole; at least one is there. One-sided:
  * every rank has a window that the others read in place, and a few counters that only
- * grow. Every call uses the window from its start: on the host the gate before it says
+ * grow within a call; none of an earlier call counts in a later one. Every call uses the
+ * window from its start: on the host the gate before it says
  * that all ranks have left the call before, on a device `begin` and `end` do. Two-sided:
  * batches of sends and receives. Whatever fails once stays failed: the watch is poisoned,
  * and every later wait says why. `stream` is a device's lane, NULL on the host. One
@@ -17,7 +18,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_COMM_ABI = 2, CP_SIGNALS = 4 };
+enum { CP_COMM_ABI = 3, CP_SIGNALS = 4 };
 
 struct cp_stream;
 struct cp_comm;
@@ -30,11 +31,22 @@ struct cp_xfer {
     bool is_send;
 };
 
+/* What a communicator is told of a call before its first step. */
+struct cp_comm_call {
+    uint64_t seq;             /* its number: the same on all ranks, and it only grows */
+    uint64_t capture;         /* that it is part of (device/device.h); 0: of none */
+    struct cp_stream *stream; /* the caller's; NULL on the host */
+};
+
+/* A counter that grows over calls: the call's number above, the value within it below. */
+enum { CP_COMM_VALUE_BITS = 24 };
+#define CP_COMM_COUNTER(call, value) ((uint64_t)(call) << CP_COMM_VALUE_BITS | (value))
+
 /* Something to wait for: a peer's counter, or a ticket of one's own. */
 struct cp_comm_wait {
     bool is_ticket;
     int peer, signal; /* counter */
-    uint64_t value;   /* counter: at least this; or the ticket */
+    uint64_t value;   /* counter: at least this, in this call; or the ticket */
 };
 
 struct cp_comm_ops {
@@ -54,14 +66,15 @@ struct cp_comm_ops {
     /* The own counter becomes `value`, after all that was written before (release). */
     enum cp_code (*publish)(struct cp_comm *comm, int signal, uint64_t value,
                             struct cp_stream *stream);
-    /* CP_OK: that rank's counter has reached `value` (acquire). CP_AGAIN: not yet.
+    /* CP_OK: that rank's counter has reached `value` in this call (acquire). CP_AGAIN: not yet.
      * Devices enqueue the wait on `stream` and say CP_OK. */
     enum cp_code (*reached)(struct cp_comm *comm, int peer, int signal, uint64_t value,
                             struct cp_stream *stream);
-    /* (optional, on devices) Around all that a call enqueues: `stream` goes on once the
-     * windows are free of the call before; and all that it was given has been done when
-     * this rank counts as having left the call. */
-    enum cp_code (*begin)(struct cp_comm *comm, struct cp_stream *stream);
+    /* Before the first step of a call. On devices `call->stream` goes on once the windows
+     * are free of the call before. */
+    enum cp_code (*begin)(struct cp_comm *comm, const struct cp_comm_call *call);
+    /* (optional, on devices) After the last step has been enqueued: once `stream` has done
+     * all that it was given, this rank counts as having left the call. */
     enum cp_code (*end)(struct cp_comm *comm, struct cp_stream *stream);
 
     /* Two-sided group. */

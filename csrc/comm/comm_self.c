@@ -19,6 +19,7 @@ struct comm_self {
     char *base;      /* the window; pages become usable one after the other */
     size_t reserved; /* bytes of it */
     size_t usable;   /* bytes at its start that may be used */
+    uint64_t call;   /* its number */
     uint64_t counter[CP_SIGNALS];
     struct cp_status poison; /* code CP_OK: none */
 };
@@ -56,11 +57,23 @@ static void *self_window(struct cp_comm *comm, int rank)
     return self_of(comm)->base;
 }
 
+static enum cp_code self_begin(struct cp_comm *comm, const struct cp_comm_call *call)
+{
+    self_of(comm)->call = call->seq;
+    return CP_OK;
+}
+
+static bool has_reached(const struct comm_self *self, int signal, uint64_t value)
+{
+    return self->counter[signal] >= CP_COMM_COUNTER(self->call, value);
+}
+
 static enum cp_code self_publish(struct cp_comm *comm, int signal, uint64_t value,
                                  struct cp_stream *stream)
 {
+    struct comm_self *self = self_of(comm);
     (void)stream;
-    self_of(comm)->counter[signal] = value;
+    self->counter[signal] = CP_COMM_COUNTER(self->call, value);
     return CP_OK;
 }
 
@@ -69,7 +82,7 @@ static enum cp_code self_reached(struct cp_comm *comm, int peer, int signal,
 {
     (void)peer;
     (void)stream;
-    return self_of(comm)->counter[signal] >= value ? CP_OK : CP_AGAIN;
+    return has_reached(self_of(comm), signal, value) ? CP_OK : CP_AGAIN;
 }
 
 static enum cp_code self_wait(struct cp_comm *comm, const struct cp_comm_wait *waits,
@@ -79,7 +92,7 @@ static enum cp_code self_wait(struct cp_comm *comm, const struct cp_comm_wait *w
     struct comm_self *self = self_of(comm);
     (void)deadline;
     for (int i = 0; i < count; i++) {
-        if (!waits[i].is_ticket && self->counter[waits[i].signal] >= waits[i].value) {
+        if (!waits[i].is_ticket && has_reached(self, waits[i].signal, waits[i].value)) {
             return CP_OK;
         }
     }
@@ -113,6 +126,7 @@ static const struct cp_comm_ops self_ops = {
     .abi = CP_COMM_ABI,
     .reserve = self_reserve,
     .window = self_window,
+    .begin = self_begin,
     .publish = self_publish,
     .reached = self_reached,
     .wait = self_wait,

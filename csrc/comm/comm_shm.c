@@ -32,6 +32,7 @@ struct comm_shm {
     struct cp_comm head;
     const struct cp_window *windows; /* borrowed; must outlive this */
     struct cp_watch *watch;          /* borrowed; must outlive this */
+    uint64_t call;                   /* the number of the one under way */
     size_t usable; /* bytes of the own window, behind the counters, that have pages */
 };
 
@@ -229,6 +230,12 @@ static void *shm_window(struct cp_comm *comm, int rank)
     return shm_of(comm)->windows[rank].base + page_bytes();
 }
 
+static enum cp_code shm_begin(struct cp_comm *comm, const struct cp_comm_call *call)
+{
+    shm_of(comm)->call = call->seq;
+    return CP_OK;
+}
+
 static enum cp_code shm_publish(struct cp_comm *comm, int signal, uint64_t value,
                                 struct cp_stream *stream)
 {
@@ -236,8 +243,8 @@ static enum cp_code shm_publish(struct cp_comm *comm, int signal, uint64_t value
     (void)stream;
     CP_POINT("shm: before publishing");
     /* release: pairs with the acquire in `has_reached`. */
-    atomic_store_explicit(&counter_of(shm, comm->rank, signal)->value, value,
-                          memory_order_release);
+    atomic_store_explicit(&counter_of(shm, comm->rank, signal)->value,
+                          CP_COMM_COUNTER(shm->call, value), memory_order_release);
     CP_POINT("shm: before ringing");
     cp_bell_ring(shm->watch->bell);
     return CP_OK;
@@ -248,7 +255,8 @@ static bool has_reached(const struct comm_shm *shm, int peer, int signal,
 {
     /* acquire: pairs with the release in `shm_publish`. */
     return atomic_load_explicit(&counter_of(shm, peer, signal)->value,
-                                memory_order_acquire) >= value;
+                                memory_order_acquire) >=
+           CP_COMM_COUNTER(shm->call, value);
 }
 
 static enum cp_code shm_reached(struct cp_comm *comm, int peer, int signal,
@@ -328,6 +336,7 @@ static const struct cp_comm_ops shm_ops = {
     .abi = CP_COMM_ABI,
     .reserve = shm_reserve,
     .window = shm_window,
+    .begin = shm_begin,
     .publish = shm_publish,
     .reached = shm_reached,
     .wait = shm_wait,

@@ -52,7 +52,7 @@ struct cp_meeting {
      * until the meeting is complete. */
     struct cp_wire self;
     int listener;
-    struct cp_page *page; /* mapping, owned */
+    struct cp_mapping *page; /* owned */
     struct cp_guests guests;
     struct peer peer[]; /* world of them */
 };
@@ -130,14 +130,15 @@ static enum cp_code map_page(struct cp_meeting *meeting, int fd)
     if (page == MAP_FAILED) {
         return cp_meet_fail_system(meeting->self.rank, "map the shared page");
     }
-    if (madvise(page, bytes, MADV_DONTFORK) != 0) {
-        enum cp_code code = cp_meet_fail_system(
-            meeting->self.rank, "keep the shared page out of forked children");
+    enum cp_code code =
+        madvise(page, bytes, MADV_DONTFORK) != 0
+            ? cp_meet_fail_system(meeting->self.rank,
+                                  "keep the shared page out of forked children")
+            : cp_mapping_create(page, bytes, &meeting->page);
+    if (code != CP_OK) {
         (void)munmap(page, bytes);
-        return code;
     }
-    meeting->page = page;
-    return CP_OK;
+    return code;
 }
 
 static enum cp_code create_page(struct cp_meeting *meeting)
@@ -414,9 +415,7 @@ void cp_meeting_close(struct cp_meeting **meeting)
     cp_fork_remove(&(*meeting)->fork);
     close_all(*meeting);
     cp_fork_unlock();
-    if ((*meeting)->page != NULL) {
-        (void)munmap((*meeting)->page, cp_page_bytes((*meeting)->self.world));
-    }
+    cp_mapping_drop(&(*meeting)->page);
     cp_mem_destroy(meeting);
 }
 
@@ -430,7 +429,7 @@ int cp_meeting_window_fd(const struct cp_meeting *meeting, int rank)
     return meeting->peer[rank].window_fd;
 }
 
-void *cp_meeting_page(const struct cp_meeting *meeting)
+struct cp_mapping *cp_meeting_page(const struct cp_meeting *meeting)
 {
     return meeting->page;
 }

@@ -47,8 +47,8 @@ void cp_meeting_close(struct cp_meeting **meeting);
 const struct cp_hello *cp_meeting_hello(const struct cp_meeting *meeting, int rank);
 int cp_meeting_window_fd(const struct cp_meeting *meeting,
                          int rank); /* owned by the meeting; -1 for the own rank */
-void *cp_meeting_page(
-    const struct cp_meeting *meeting); /* the shared page, mapped; see control/gate.h */
+struct cp_mapping *cp_meeting_page(
+    const struct cp_meeting *meeting); /* the shared page; see control/gate.h */
 /* For cp_watch.is_dead: `peers` is the meeting. */
 bool cp_meeting_is_dead(void *peers, int rank);
 

@@ -31,9 +31,8 @@ struct cp_connect_args {
     const struct cp_offer *offers; /* (world), borrowed for the call */
     const struct cp_group *group;  /* the one that was offered */
     struct cp_watch *watch;        /* borrowed; must outlive the communicator */
-    struct cp_board
-        *boards;    /* (world) what the ranks share, or NULL; borrowed likewise */
-    double timeout; /* seconds */
+    struct cp_boards boards; /* (optional) borrowed likewise, but for what is shared */
+    double timeout;          /* seconds */
 };
 
 /* Whose memory a context uses on a device: a framework's, which would otherwise keep for

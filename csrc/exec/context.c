@@ -20,7 +20,7 @@ enum { SIDES = CP_ON_ACCELERATOR + 1 };
 struct cp_context {
     struct cp_context_config config;
     struct cp_gate gate;
-    struct cp_board *boards; /* as in struct cp_context_parts */
+    struct cp_boards boards; /* as in struct cp_context_parts */
     int rank, world;
     struct cp_side sides[SIDES];              /* by enum cp_place_kind */
     const struct cp_accelerator *accelerator; /* NULL: none was asked for yet */
@@ -389,17 +389,10 @@ static enum cp_code prepare(struct cp_context *context, const struct cp_record *
  * captured. */
 static enum cp_code check_captured(const struct cp_context *context)
 {
-    const struct cp_comm *comm = context->side->comm;
-    if (comm == NULL) {
+    if (context->side->comm == NULL) {
         return cp_fail(CP_ERR_UNSUPPORTED,
                        "the first call on a GPU connects the ranks, which cannot be "
                        "captured in a graph; make one call before the capture");
-    }
-    if (cp_comm_has_windows(comm)) {
-        return cp_fail(CP_ERR_UNSUPPORTED,
-                       "calls by the transport \"%s\" cannot be captured in a graph; "
-                       "set CP_ATTN_TRANSPORT=nccl on all ranks for those by NCCL",
-                       comm->ops->name);
     }
     return CP_OK;
 }
@@ -452,7 +445,7 @@ static enum cp_code run_call(struct cp_context *context,
         .scratch = is_captured ? side->captured.data : side->workspace.data,
         .recorder = recorder_of(context),
         .stream = side->stream,
-        .is_captured = is_captured,
+        .capture = side->capture,
         .seq = context->gate.seq,
         .operation = context->operation,
     };

@@ -68,7 +68,7 @@ struct cp_context_parts {
     struct cp_device *device;
     struct cp_kernel_list kernels;
     int threads;             /* that calls may use, the caller's with them; 0: one */
-    struct cp_board *boards; /* (optional, world) memory that all ranks share */
+    struct cp_boards boards; /* (optional) */
 };
 
 /* The same from parts that exist already, for ranks that are threads. `comm` is taken,

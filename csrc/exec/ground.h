@@ -15,9 +15,10 @@ struct cp_ground_ops {
     enum cp_code (*meet)(struct cp_ground *ground, struct cp_meet_args *args);
     /* What that rank told at the meeting. */
     const struct cp_hello *(*hello)(const struct cp_ground *ground, int rank);
-    /* The page, and in `watch` who says which ranks are dead. After the meeting; once. */
+    /* The page and the boards, and in `watch` who says which ranks are dead. After the
+     * meeting; once. */
     enum cp_code (*share)(struct cp_ground *ground, struct cp_watch *watch,
-                          struct cp_page **page);
+                          struct cp_page **page, struct cp_boards *boards);
     /* A communicator of the host's memory. `watch` must outlive it, as the ground must. */
     enum cp_code (*comm)(struct cp_ground *ground, struct cp_watch *watch,
                          struct cp_comm **out);

@@ -41,7 +41,7 @@ static const struct cp_hello *host_hello(const struct cp_ground *ground, int ran
 }
 
 static enum cp_code host_share(struct cp_ground *ground, struct cp_watch *watch,
-                               struct cp_page **page)
+                               struct cp_page **page, struct cp_boards *boards)
 {
     struct ground_host *host = host_of(ground);
     for (int rank = 0; rank < ground->world; rank++) {
@@ -52,7 +52,10 @@ static enum cp_code host_share(struct cp_ground *ground, struct cp_watch *watch,
     }
     watch->is_dead = cp_meeting_is_dead;
     watch->peers = host->meeting;
-    *page = cp_meeting_page(host->meeting);
+    struct cp_mapping *mapping = cp_meeting_page(host->meeting);
+    *page = mapping->base;
+    *boards =
+        (struct cp_boards){.of = cp_page_boards(*page, ground->world), .in = mapping};
     return CP_OK;
 }
 

@@ -31,7 +31,7 @@ static const struct cp_hello *hosts_hello(const struct cp_ground *ground, int ra
 }
 
 static enum cp_code hosts_share(struct cp_ground *ground, struct cp_watch *watch,
-                                struct cp_page **page)
+                                struct cp_page **page, struct cp_boards *boards)
 {
     struct ground_hosts *self = hosts_of(ground);
     CP_TRY(cp_replica_open(cp_hosts_line(self->hosts, CP_LINE_CONTROL), ground->rank,
@@ -39,6 +39,7 @@ static enum cp_code hosts_share(struct cp_ground *ground, struct cp_watch *watch
     watch->is_dead = cp_replica_is_dead;
     watch->peers = self->replica;
     *page = cp_replica_page(self->replica);
+    *boards = (struct cp_boards){.of = NULL};
     return CP_OK;
 }
 

@@ -209,7 +209,7 @@ static enum cp_code meet(const struct cp_join_args *args, struct parts *parts, i
 }
 
 static enum cp_code watch_init(struct parts *parts, const struct cp_join_args *args,
-                               struct cp_page **page)
+                               struct cp_page **page, struct cp_boards *boards)
 {
     struct cp_ground *ground = parts->ground;
     parts->watch = (struct cp_watch){
@@ -221,7 +221,7 @@ static enum cp_code watch_init(struct parts *parts, const struct cp_join_args *a
         .recorder = &parts->recorder,
         .debug_s = parts->debug_s,
     };
-    CP_TRY(ground->ops->share(ground, &parts->watch, page));
+    CP_TRY(ground->ops->share(ground, &parts->watch, page, boards));
     struct cp_flight *flights = cp_page_flights(*page, args->world);
     parts->recorder =
         (struct cp_recorder){.flight = &flights[args->rank], .trace = parts->trace};
@@ -253,6 +253,7 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
 {
     struct parts *parts = NULL;
     struct cp_page *page = NULL;
+    struct cp_boards boards = {.of = NULL};
     struct cp_comm *comm = NULL;
     struct cp_context *context = NULL;
     struct cp_context_config config = args->config;
@@ -260,7 +261,7 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
     enum cp_code code = CP_OK;
     CP_TRY(create_parts(args, &parts));
     CP_TRY_GOTO(code, meet(args, parts, &isa, &config.head_chunks), done);
-    CP_TRY_GOTO(code, watch_init(parts, args, &page), done);
+    CP_TRY_GOTO(code, watch_init(parts, args, &page, &boards), done);
     CP_TRY_GOTO(code, parts->ground->ops->comm(parts->ground, &parts->watch, &comm),
                 done);
     struct cp_context_parts with = {
@@ -269,7 +270,7 @@ enum cp_code cp_context_join(const struct cp_join_args *args, struct cp_context 
         .device = cp_device_cpu(),
         .kernels = {.select = cp_kernel_cpu_select, .limit = isa},
         .threads = args->threads,
-        .boards = args->root == NULL ? cp_page_boards(page, args->world) : NULL,
+        .boards = boards,
     };
     CP_TRY_GOTO(code, cp_context_create(&config, &with, &context), done);
     cp_context_stand_on(context, parts, close_parts);

@@ -6,14 +6,6 @@
 #include "base/checked.h"
 #include "schedule/box_meet.h"
 
-/* Counters are 64 bits: the call's number above, the count within the call below. */
-enum { VALUE_BITS = 24 };
-
-static uint64_t counter(const struct cp_run *run, uint32_t value)
-{
-    return (run->env.seq << VALUE_BITS) | value;
-}
-
 static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
 {
     switch ((enum cp_op)schedule->plan->signature.call.op) {
@@ -169,6 +161,14 @@ static bool has_step(const struct cp_run *run, int lane)
     return run->cursor[lane] < run->schedule->step_count;
 }
 
+static enum cp_code tell_of_call(const struct cp_run *run)
+{
+    const struct cp_comm_call call = {
+        .seq = run->env.seq, .capture = run->env.capture, .stream = run->env.stream};
+    struct cp_comm *comm = run->env.comm;
+    return comm->ops->begin != NULL ? comm->ops->begin(comm, &call) : CP_OK;
+}
+
 /* The caller's stream starts behind the call before this one, which may have come on
  * another stream and uses the same workspace, and behind all ranks' where windows are
  * used again; the lanes behind what the caller's has been given, which the event says at
@@ -177,15 +177,12 @@ static bool has_step(const struct cp_run *run, int lane)
 static enum cp_code fork_lanes(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;
-    struct cp_comm *comm = run->env.comm;
-    bool is_captured = run->env.is_captured;
+    bool is_captured = run->env.capture != 0;
     int event = is_captured ? CP_DEVICE_EVENT_CAPTURED : CP_DEVICE_EVENT_CALL;
     if (!is_captured) {
         CP_TRY(device->ops->await(device, run->env.stream, event));
     }
-    if (comm->ops->begin != NULL) {
-        CP_TRY(comm->ops->begin(comm, run->env.stream));
-    }
+    CP_TRY(tell_of_call(run));
     CP_TRY(device->ops->record(device, run->env.stream, event));
     for (int lane = 0; lane < CP_LANES; lane++) {
         if (lane != CP_LANE_COMPUTE && has_step(run, lane)) {
@@ -209,7 +206,7 @@ static enum cp_code join_lanes(struct cp_run *run)
     if (comm->ops->end != NULL) {
         CP_TRY(comm->ops->end(comm, run->env.stream));
     }
-    return run->env.is_captured
+    return run->env.capture != 0
                ? CP_OK
                : device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
 }
@@ -429,15 +426,14 @@ static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
 
 static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)
 {
-    return run->env.comm->ops->publish(run->env.comm, step->signal,
-                                       counter(run, step->value),
+    return run->env.comm->ops->publish(run->env.comm, step->signal, step->value,
                                        run->stream[step->lane]);
 }
 
 static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
 {
     struct cp_comm *comm = run->env.comm;
-    return comm->ops->reached(comm, step->peer, step->signal, counter(run, step->value),
+    return comm->ops->reached(comm, step->peer, step->signal, step->value,
                               run->stream[step->lane]);
 }
 
@@ -592,6 +588,10 @@ enum cp_code cp_run_poll(struct cp_run *run)
     if (cp_device_is_async(run->env.device)) {
         return enqueue_all(run);
     }
+    if (!run->is_begun) {
+        CP_TRY(tell_of_call(run));
+        run->is_begun = true;
+    }
     while (moved) {
         moved = false;
         is_done = true;
@@ -622,9 +622,8 @@ static int list_waits(const struct cp_run *run, struct cp_comm_wait waits[CP_LAN
             waits[count] =
                 (struct cp_comm_wait){.is_ticket = true, .value = run->ticket[lane]};
         } else {
-            waits[count] = (struct cp_comm_wait){.peer = step->peer,
-                                                 .signal = step->signal,
-                                                 .value = counter(run, step->value)};
+            waits[count] = (struct cp_comm_wait){
+                .peer = step->peer, .signal = step->signal, .value = step->value};
         }
         count += 1;
     }

@@ -32,9 +32,11 @@ struct cp_run_env {
     struct cp_stream *stream; /* the caller's; NULL on the host */
     char *scratch; /* the workspace: schedule->scratch_bytes, then the kernel's scratch
                     of each thread */
-    bool is_captured; /* as in struct cp_call: `scratch` is this call's alone */
+    uint64_t
+        capture; /* that the call is part of (device/device.h), and then `scratch` is
+                         this call's alone; 0: of none */
     struct cp_recorder *recorder; /* (optional) notes the steps */
-    uint64_t seq;                 /* of the call: counters follow from it */
+    uint64_t seq;                 /* of the call */
     const char *operation;        /* for messages */
 };
 
@@ -48,6 +50,7 @@ struct cp_run {
     struct cp_stream *stream[CP_LANES];
     int32_t awaited[CP_LANES][CP_LANES]; /* steps of another lane that this one's stream
                                         waits for by now; asynchronous devices */
+    bool is_begun;            /* the communicator has been told of the call */
     bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];

@@ -112,17 +112,16 @@ enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
     if (side->threads > 1 && side->pool == NULL) {
         CP_TRY(cp_pool_create(side->threads, &side->pool));
     }
-    if (side->capture != 0) {
-        return take_captured(side, workspace_bytes);
-    }
-    if (workspace_bytes > side->workspace.bytes) {
-        CP_TRY(grow_workspace(side, workspace_bytes));
-    }
     if (window_bytes > side->window_bytes) {
         CP_TRY(side->comm->ops->reserve(side->comm, window_bytes));
         side->window_bytes = window_bytes;
     }
-    return CP_OK;
+    if (side->capture != 0) {
+        return take_captured(side, workspace_bytes);
+    }
+    return workspace_bytes > side->workspace.bytes
+               ? grow_workspace(side, workspace_bytes)
+               : CP_OK;
 }
 
 void cp_side_end_captured(struct cp_side *side)

@@ -219,7 +219,7 @@ static void body_process(int rank, void *arg)
             return;
         }
     }
-    struct cp_page *page = cp_meeting_page(meeting);
+    struct cp_page *page = cp_meeting_page(meeting)->base;
     struct cp_watch watch = {.bell = cp_page_bell(page),
                              .poison = cp_page_poison(page),
                              .rank = rank,

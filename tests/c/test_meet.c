@@ -53,7 +53,7 @@ static void check_meeting(struct cp_meeting *meeting, int rank, int world)
         CHECK((fcntl(cp_meeting_window_fd(meeting, peer), F_GETFD) & FD_CLOEXEC) != 0);
     }
     /* The bell's word counts the ranks that saw this page. */
-    _Atomic uint32_t *word = &cp_page_bell(cp_meeting_page(meeting))->count;
+    _Atomic uint32_t *word = &cp_page_bell(cp_meeting_page(meeting)->base)->count;
     atomic_fetch_add(word, 1);
     for (int waited = 0; waited < 5000 && atomic_load(word) < (uint32_t)world;
          waited++) {

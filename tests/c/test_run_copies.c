@@ -80,9 +80,9 @@ static struct cp_device noting_device = {.ops = &noting_ops};
 
 /* ---- the communicator ---- */
 
-static enum cp_code noting_begin(struct cp_comm *comm, struct cp_stream *stream)
+static enum cp_code noting_begin(struct cp_comm *comm, const struct cp_comm_call *call)
 {
-    (void)stream;
+    (void)call;
     note("begin", comm->rank);
     return CP_OK;
 }

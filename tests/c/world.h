@@ -3,6 +3,9 @@
 #ifndef CP_TESTS_WORLD_H
 #define CP_TESTS_WORLD_H
 
+#include <sys/mman.h>
+
+#include "base/mapping.h"
 #include "base/mem.h"
 #include "comm/comm_shm.h"
 #include "control/gate.h"
@@ -41,6 +44,7 @@ struct world {
     int32_t variant;
     int limit; /* of the kernels */
     void *page;
+    struct cp_mapping *mapping; /* of the page */
     struct cp_recorder recorder[SCENE_MOST_RANKS];
     struct cp_watch watch[SCENE_MOST_RANKS];
     struct cp_window windows[SCENE_MOST_RANKS];
@@ -96,7 +100,11 @@ static inline void world_open(struct world *w, int ring, int ulysses,
     w->ulysses = ulysses;
     w->variant = variant;
     w->limit = limit;
-    CHECK_EQ_I64(cp_mem_create(cp_page_bytes(w->size), "a page", &w->page), CP_OK);
+    w->page = mmap(NULL, cp_page_bytes(w->size), PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(w->page != MAP_FAILED);
+    CHECK_EQ_I64(cp_mapping_create(w->page, cp_page_bytes(w->size), &w->mapping),
+                 CP_OK);
     struct cp_flight *flights = cp_page_flights(w->page, w->size);
     for (int rank = 0; rank < w->size; rank++) {
         w->recorder[rank] = (struct cp_recorder){.flight = &flights[rank]};
@@ -124,7 +132,7 @@ static inline void world_close(struct world *w)
 {
     ranks_as_threads(w->size, world_leave, w);
     w->transport->close(w);
-    cp_mem_destroy(&w->page);
+    cp_mapping_drop(&w->mapping);
 }
 
 /* A scene's tensors as one rank's call, made on `tensors`, which the transport has taken.

@@ -354,7 +354,7 @@ static enum cp_code take_turn(void *arg)
 /* Who has met has said its own hello, and the page is rank 0's and no other file. */
 static void check_meeting(const struct cp_wire *self, struct cp_meeting *meeting)
 {
-    const unsigned char *page = cp_meeting_page(meeting);
+    const unsigned char *page = cp_meeting_page(meeting)->base;
     FUZZ_CHECK(page != NULL, "no page");
     for (int rank = 0; rank < self->world; rank++) {
         const struct cp_hello *hello = cp_meeting_hello(meeting, rank);

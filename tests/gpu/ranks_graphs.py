@@ -1,6 +1,7 @@
 """One rank: calls captured in CUDA graphs on its GPU, replayed with other numbers. A JSON line for each case.
 
-Usage: ranks_graphs.py VARIANT [BACKEND]     VARIANT is a key of variants(world)
+Usage: ranks_graphs.py DEVICE VARIANT [BACKEND]     DEVICE is cuda, or shared: one GPU for all ranks; VARIANT a key of
+variants(world)
 """
 
 import os
@@ -104,20 +105,22 @@ def graphed_callable(context, lengths, kind, dtype, backend):
 
 
 def two_graphs(context, lengths, kind, dtype, backend):
-    """Two graphs on two streams in turns."""
+    """Two graphs on two streams, one behind the other."""
     pair = [Inputs(lengths, kind, dtype) for _ in range(2)]
     for inputs in pair:
         inputs.draw(0)
     tapes = [capture(lambda x=x: step(context, x, lengths, backend)) for x in pair]
     streams = [torch.cuda.Stream() for _ in pair]
     for seed in range(1, ROUNDS):
+        last = torch.cuda.current_stream()
         for inputs, (graph, _), stream in zip(pair, tapes, streams, strict=True):
-            stream.wait_stream(torch.cuda.current_stream())
+            stream.wait_stream(last)
             with torch.cuda.stream(stream):
                 inputs.draw(seed)
                 graph.replay()
-        for inputs, (_, outs), stream in zip(pair, tapes, streams, strict=True):
-            torch.cuda.current_stream().wait_stream(stream)
+            last = stream
+        torch.cuda.current_stream().wait_stream(last)
+        for inputs, (_, outs) in zip(pair, tapes, strict=True):
             compare([x.clone() for x in outs], step(context, inputs, lengths, backend))
 
 
@@ -161,9 +164,9 @@ def attempt(case, function, *args):
     say(case=case, failed=failed)
 
 
-def main(name, backend="native"):
+def main(device, name, backend="native"):
     config = variants(WORLD)[name]
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if device == "cuda" else 0)
     is_even = not any(key.endswith("anything") for key in config)
     lengths = [128] * WORLD if is_even else [96 + 16 * r for r in range(WORLD)]
     dtypes = (torch.float32, torch.bfloat16) if "native" in backend else (torch.bfloat16,)

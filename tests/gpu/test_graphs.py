@@ -1,4 +1,4 @@
-"""Calls in CUDA graphs, on as many ranks as there are GPUs."""
+"""Calls in CUDA graphs: a GPU for each rank, and one for all."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ COMPILED = Path(__file__).with_name("ranks_compiled.py")
 GRIDS = [(world, name) for world in (2, 4, 8) for name in variants(world)]
 
 
-def play(script, world, count, *words):
-    ranks = launch(script, world, *words, timeout=900)
+def play(script, world, count, *words, transport="auto"):
+    ranks = launch(script, world, *words, timeout=900, CP_ATTN_TRANSPORT=transport)
     cases = [line["case"] for line in ranks[0].lines]
     assert len(cases) >= count
     for case in cases:
@@ -21,16 +21,23 @@ def play(script, world, count, *words):
     assert [rank.code for rank in ranks] == [0] * world
 
 
+@pytest.mark.parametrize("transport", ["nccl", "auto"])
 @pytest.mark.parametrize("world,name", [pytest.param(*g, marks=pytest.mark.gpus(g[0])) for g in GRIDS])
-def test_on_gpus(world, name):
-    play(SCRIPT, world, 2 * len(kinds_of("native")) + 4, name)
+def test_on_gpus(world, name, transport):
+    play(SCRIPT, world, 2 * len(kinds_of("native")) + 4, "cuda", name, transport=transport)
+
+
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("world,name", GRIDS)
+def test_on_one_gpu(world, name):
+    play(SCRIPT, world, 2 * len(kinds_of("native")) + 4, "shared", name, transport="ipc")
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("backend", ["_native_flash", "_native_cudnn", "flash", "_flash_3_hub"])
 def test_backends_on_gpus(backend):
     skip_without(backend)
-    play(SCRIPT, 2, len(kinds_of(backend)) + 4, "ring", backend)
+    play(SCRIPT, 2, len(kinds_of(backend)) + 4, "cuda", "ring", backend)
 
 
 @pytest.mark.gpus(2)

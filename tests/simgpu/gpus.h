@@ -33,11 +33,11 @@ static inline void gpus_open(struct world *w)
     w->shared = id;
 }
 
-/* What graphs have held goes after them, by a thread. */
+/* What graphs, or peers, have held goes after them, by a thread. */
 static inline struct simgpu_live gpus_settle(void)
 {
     struct simgpu_live live = simgpu_live();
-    for (int ms = 0; ms < 5000 && live.comms + live.events > 0; ms++) {
+    for (int ms = 0; ms < 5000 && live.comms + live.events + live.blocks > 0; ms++) {
         ranks_sleep_us(1000);
         live = simgpu_live();
     }

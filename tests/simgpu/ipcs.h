@@ -28,7 +28,7 @@ static inline enum cp_code ipcs_join_by(struct world *w, int rank, int devices,
     CP_TRY(gpus_use(w, rank, rank % devices, parts));
     struct cp_comm_ipc_args args = {
         .watch = &w->watch[rank],
-        .boards = cp_page_boards(w->page, w->size),
+        .boards = {.of = cp_page_boards(w->page, w->size), .in = w->mapping},
         .peers = peers,
         .device = rank % devices,
         .timeout = gpus_timeout,

@@ -154,11 +154,10 @@ TEST(forward_by_windows)
                     [TALLY_COPY] = (uint64_t)(2 * world + (world > 1) + 2 * group),
                     [TALLY_ZERO] = 1,
                 });
-            /* What there is and that the call is over; then who else has left the call
-             * before, and each peer's keys; in a group each member's rows, but for the
-             * own, that there are results, and each member's. */
-            int64_t peers = world > 1 ? 1 + (world - 1) : 0;
-            CHECK_EQ_I64(others(&costs[rank]), 2 + peers + 2 * group);
+            /* That the call has its turn, what there is, and that the call is over; then
+             * each peer's keys; in a group each member's rows, but for the own, that there
+             * are results, and each member's. */
+            CHECK_EQ_I64(others(&costs[rank]), 3 + (world - 1) + 2 * group);
             CHECK_EQ_U64(costs[rank].stats.groups, 0);
         }
     }

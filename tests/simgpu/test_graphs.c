@@ -1,6 +1,7 @@
 /* Calls captured in graphs: launched again and again with other numbers, beside calls that
- * are not, closed before the graph has gone; and what cannot be captured. */
-#include "gpus.h"
+ * are not, closed before the graph has gone; and what cannot be captured. By NCCL and by
+ * windows. */
+#include "ipcs.h"
 #include "plan/agree.h"
 
 enum { GRAPHS = 2, ROUNDS = 3 };
@@ -14,6 +15,17 @@ struct tape {
 };
 
 static pthread_barrier_t barrier;
+static const struct world_transport *over; /* by which this pass of a test goes */
+
+static void on_each(void (*test)(void))
+{
+    static const struct world_transport *const all[] = {&gpus, &ipcs, &ipcs_apart};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        over = all[i];
+        TEST_CONTEXT("%s", over->name);
+        test();
+    }
+}
 
 /* The last of them goes on first, alone. */
 static bool meet(void)
@@ -186,12 +198,13 @@ static void play_rounds(int rank, void *arg)
 static void play(int ring, int ulysses, int32_t variant)
 {
     (void)pthread_barrier_init(&barrier, NULL, (unsigned)(ring * ulysses));
-    world_play_by(play_rounds, ring, ulysses, &gpus, variant, 0, NULL);
+    world_play_by(play_rounds, ring, ulysses, over, variant, 0, NULL);
     (void)pthread_barrier_destroy(&barrier);
 }
 
 TEST(rings)
 {
+    over = &gpus;
     play(2, 1, CP_EVEN);
     play(2, 1, CP_ANYTHING);
     play(4, 1, CP_ANYTHING);
@@ -199,14 +212,38 @@ TEST(rings)
 
 TEST(ulysses)
 {
+    over = &gpus;
     play(1, 2, CP_EVEN);
     play(1, 3, CP_ANYTHING);
 }
 
 TEST(unified)
 {
+    over = &gpus;
     play(2, 2, CP_EVEN);
     play(2, 2, CP_ANYTHING);
+}
+
+TEST(rings_by_windows)
+{
+    over = &ipcs;
+    play(2, 1, CP_EVEN);
+    over = &ipcs_apart;
+    play(3, 1, CP_ANYTHING);
+}
+
+TEST(ulysses_by_windows)
+{
+    over = &ipcs;
+    play(1, 3, CP_ANYTHING);
+    over = &ipcs_apart;
+    play(1, 2, CP_EVEN);
+}
+
+TEST(unified_by_windows)
+{
+    over = &ipcs;
+    play(2, 2, CP_EVEN);
 }
 
 /* ---- a communicator that graphs hold ---- */
@@ -223,7 +260,7 @@ static enum cp_code mortal_join(struct world *w, int rank,
                                 struct cp_context_parts *parts)
 {
     w->watch[rank].is_dead = is_rank_dead;
-    return gpus_join(w, rank, parts);
+    return over->join(w, rank, parts);
 }
 
 static struct world_transport mortals;
@@ -232,7 +269,7 @@ static struct world_transport mortals;
 static void open_one(struct world *w, int ring, int ulysses)
 {
     uint64_t seed = test_seed;
-    mortals = gpus;
+    mortals = *over;
     mortals.join = mortal_join;
     for (int rank = 0; rank < RANKS_MOST; rank++) {
         atomic_store(&is_dead[rank], false);
@@ -242,13 +279,15 @@ static void open_one(struct world *w, int ring, int ulysses)
         scene_destroy(&w->scenes[0]);
         scene_create(&w->scenes[0], seed++, ring, ulysses);
     } while (w->scenes[0].variant != CP_EVEN || w->scenes[0].is_replicated ||
-             w->scenes[0].all_rows == 0 || w->scenes[0].all_keys == 0);
+             w->scenes[0].is_causal || w->scenes[0].all_rows == 0 ||
+             w->scenes[0].all_keys == 0);
     scene_poison(&w->scenes[0], CP_OP_ATTENTION);
     (void)pthread_barrier_init(&barrier, NULL, (unsigned)w->size);
 }
 
 static void close_one(struct world *w)
 {
+    atomic_store(&is_dead[1], false); /* what it has open is open still */
     (void)pthread_barrier_destroy(&barrier);
     scene_destroy(&w->scenes[0]);
     world_close(w);
@@ -282,20 +321,25 @@ static void close_early(int rank, void *arg)
     cp_context_destroy(&w->context[rank]);
     CHECK(cp_now_ns() - start_ns < 1900000000); /* who waits gives up after 2 s */
     (void)meet();
-    CHECK_EQ_I64(simgpu_live().comms, w->size);
+    CHECK(over != &gpus || simgpu_live().comms == w->size);
     (void)meet();
     CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
     gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
     CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
 }
 
-TEST(a_context_is_closed_before_its_graph)
+static void play_a_context_is_closed_before_its_graph(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, close_early, &w);
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     close_one(&w);
+}
+
+TEST(a_context_is_closed_before_its_graph)
+{
+    on_each(play_a_context_is_closed_before_its_graph);
 }
 
 /* The graph goes first. */
@@ -310,13 +354,18 @@ static void close_late(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
 }
 
-TEST(a_graph_goes_before_its_context)
+static void play_a_graph_goes_before_its_context(void)
 {
     struct world w;
     open_one(&w, 1, 2);
     ranks_as_threads(w.size, close_late, &w);
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     close_one(&w);
+}
+
+TEST(a_graph_goes_before_its_context)
+{
+    on_each(play_a_graph_goes_before_its_context);
 }
 
 /* ---- calls before a capture ---- */
@@ -359,21 +408,26 @@ static void capture_behind(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
     CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
     atomic_store(&is_open, true);
-    CHECK_EQ_I64(cudaGraphLaunch(exec, captured), cudaSuccess);
     CHECK_EQ_I64(cudaStreamSynchronize(aside), cudaSuccess);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, captured), cudaSuccess);
     gpus_give(w, rank, w->scenes[0].tensors[rank], tensors[1]);
     gpus_free(w->scenes[0].tensors[rank], tensors[0]);
     CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
     CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);
 }
 
-TEST(an_earlier_call_is_watched_while_one_is_captured)
+static void play_an_earlier_call_is_watched_while_one_is_captured(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, capture_behind, &w);
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     close_one(&w);
+}
+
+TEST(an_earlier_call_is_watched_while_one_is_captured)
+{
+    on_each(play_an_earlier_call_is_watched_while_one_is_captured);
 }
 
 /* ---- what goes wrong while a graph is launched ---- */
@@ -399,12 +453,17 @@ static void break_launch(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
 }
 
-TEST(poison_ends_a_launch)
+static void play_poison_ends_a_launch(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, break_launch, &w);
     close_one(&w);
+}
+
+TEST(poison_ends_a_launch)
+{
+    on_each(play_poison_ends_a_launch);
 }
 
 /* Rank 1 does not launch: what ends rank 0's launch, and is said at the next call. */
@@ -435,7 +494,7 @@ static void launch_late(int rank, void *arg)
                                          "attention, call 1 (launched in a graph)");
 }
 
-TEST(a_launch_has_a_deadline)
+static void play_a_launch_has_a_deadline(void)
 {
     struct world w;
     gpus_timeout = 0.5;
@@ -443,6 +502,11 @@ TEST(a_launch_has_a_deadline)
     ranks_as_threads(w.size, launch_late, &w);
     gpus_timeout = 60.0;
     close_one(&w);
+}
+
+TEST(a_launch_has_a_deadline)
+{
+    on_each(play_a_launch_has_a_deadline);
 }
 
 static void launch_to_the_dead(int rank, void *arg)
@@ -454,12 +518,17 @@ static void launch_to_the_dead(int rank, void *arg)
         "while rank 0 waited for it in attention, call 1 (launched in a graph)");
 }
 
-TEST(a_launch_notices_a_death)
+static void play_a_launch_notices_a_death(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, launch_to_the_dead, &w);
     close_one(&w);
+}
+
+TEST(a_launch_notices_a_death)
+{
+    on_each(play_a_launch_notices_a_death);
 }
 
 /* Rank 0 waits for rank 1 nearly all the time, in each launch less than the deadline; then
@@ -484,7 +553,7 @@ static void launch_often(int rank, void *arg)
     CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
 }
 
-TEST(many_launches_are_not_one_late_one)
+static void play_many_launches_are_not_one_late_one(void)
 {
     struct world w;
     gpus_timeout = 0.7;
@@ -493,6 +562,127 @@ TEST(many_launches_are_not_one_late_one)
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     gpus_timeout = 60.0;
     close_one(&w);
+}
+
+TEST(many_launches_are_not_one_late_one)
+{
+    on_each(play_many_launches_are_not_one_late_one);
+}
+
+/* ---- launches that do not meet: what only windows can tell ---- */
+
+/* Twice the same call, but another one each time. */
+static void launch_another(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[2][CP_TENSORS], more[CP_TENSORS];
+    cudaGraphExec_t exec[2];
+    for (int i = 0; i < 2; i++) {
+        exec[i] = capture_one(w, rank, tensors[i]);
+    }
+    CHECK_EQ_I64(cudaGraphLaunch(exec[rank], gpu->stream), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    (void)meet();
+    ranks_sleep_us(200000); /* the thread that notices looks now and then */
+    (void)meet();
+    CHECK_EQ_I64(world_start(w, rank, &w->scenes[0], CP_OP_ATTENTION, more),
+                 CP_ERR_COMM);
+    CHECK_STR_HAS(cp_last_error()->text,
+                  "all ranks have to launch the same graphs in the same order");
+    CHECK(
+        strstr(
+            cp_last_error()->text,
+            "rank 1 was in attention, call 3 while rank 0 was in attention, call 1") !=
+            NULL ||
+        strstr(
+            cp_last_error()->text,
+            "rank 0 was in attention, call 1 while rank 1 was in attention, call 3") !=
+            NULL);
+    for (int i = 0; i < 2; i++) {
+        gpus_free(w->scenes[0].tensors[rank], tensors[i]);
+        CHECK_EQ_I64(cudaGraphExecDestroy(exec[i]), cudaSuccess);
+    }
+}
+
+TEST(ranks_that_launch_different_graphs_are_told)
+{
+    struct world w;
+    over = &ipcs;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, launch_another, &w);
+    close_one(&w);
+    over = &ipcs_apart;
+    open_one(&w, 1, 2);
+    ranks_as_threads(w.size, launch_another, &w);
+    close_one(&w);
+}
+
+/* Two launches, the second with other numbers; rank 1 is late with it. */
+static void launch_twice(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    if (meet()) {
+        scene_redraw(&w->scenes[0], test_seed + 1);
+        scene_poison(&w->scenes[0], CP_OP_ATTENTION);
+    }
+    (void)meet();
+    gpus_copy(gpu->stream, w->scenes[0].tensors[rank], tensors, false);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    (void)meet();
+    ranks_sleep_us(rank == 1 ? 200000 : 0);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+static bool are_launches_right(const struct world_transport *transport)
+{
+    struct world w;
+    over = transport;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, launch_twice, &w);
+    bool is_right = scene_judge(&w.scenes[0], CP_OP_ATTENTION);
+    close_one(&w);
+    return is_right;
+}
+
+static struct cp_comm_ops odd_comm; /* the same on all ranks */
+static enum cp_code (*sound_begin)(struct cp_comm *comm,
+                                   const struct cp_comm_call *call);
+
+/* A planted fault: launches have no epoch of their own. */
+static enum cp_code begin_uncaptured(struct cp_comm *comm,
+                                     const struct cp_comm_call *call)
+{
+    return call->capture == 0 ? sound_begin(comm, call) : CP_OK;
+}
+
+static enum cp_code join_stale(struct world *w, int rank,
+                               struct cp_context_parts *parts)
+{
+    enum cp_code code = ipcs_join(w, rank, parts);
+    odd_comm = *parts->comm->ops;
+    sound_begin = odd_comm.begin;
+    odd_comm.begin = begin_uncaptured;
+    parts->comm->ops = &odd_comm;
+    return code;
+}
+
+TEST(a_stale_epoch_is_found)
+{
+    struct world_transport stale = ipcs;
+    if (TEST_UNDER_TSAN) {
+        TEST_SKIP("ThreadSanitizer would report the race itself");
+    }
+    stale.join = join_stale;
+    CHECK(are_launches_right(&ipcs));
+    CHECK(!are_launches_right(&stale));
 }
 
 /* ---- what cannot be captured ---- */
@@ -516,11 +706,11 @@ static void lack_lengths(int rank, void *arg)
     CHECK_EQ_I64(world_call(w, rank, &w->scenes[0], CP_OP_ATTENTION), CP_OK);
 }
 
-TEST(uneven_lengths_have_to_be_told)
+static void play_uneven_lengths_have_to_be_told(void)
 {
     struct world w;
     uint64_t seed = test_seed;
-    world_open(&w, 2, 1, &gpus, CP_ANYTHING, 0);
+    world_open(&w, 2, 1, over, CP_ANYTHING, 0);
     do {
         scene_destroy(&w.scenes[0]);
         scene_create(&w.scenes[0], seed++, 2, 1);
@@ -529,6 +719,11 @@ TEST(uneven_lengths_have_to_be_told)
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     scene_destroy(&w.scenes[0]);
     world_close(&w);
+}
+
+TEST(uneven_lengths_have_to_be_told)
+{
+    on_each(play_uneven_lengths_have_to_be_told);
 }
 
 /* Rank 1 does not capture what rank 0 does. */
@@ -551,7 +746,7 @@ static void capture_alone(int rank, void *arg)
     }
 }
 
-TEST(all_ranks_capture_or_none)
+static void play_all_ranks_capture_or_none(void)
 {
     struct world w;
     open_one(&w, 2, 1);
@@ -559,55 +754,9 @@ TEST(all_ranks_capture_or_none)
     close_one(&w);
 }
 
-static void *no_window(struct cp_comm *comm, int rank)
+TEST(all_ranks_capture_or_none)
 {
-    (void)comm;
-    (void)rank;
-    return NULL;
-}
-
-/* As a communicator whose counters are of this call alone. */
-static enum cp_code windowed_join(struct world *w, int rank,
-                                  struct cp_context_parts *parts)
-{
-    static struct cp_comm_ops ops[RANKS_MOST];
-    CP_TRY(gpus_join(w, rank, parts));
-    ops[rank] = *parts->comm->ops;
-    ops[rank].name = "windows";
-    ops[rank].window = no_window;
-    parts->comm->ops = &ops[rank];
-    return CP_OK;
-}
-
-static void capture_windows(int rank, void *arg)
-{
-    struct world *w = arg;
-    const struct gpu *gpu = w->own[rank];
-    struct cp_view tensors[CP_TENSORS];
-    CHECK_EQ_I64(cudaSetDevice(rank), cudaSuccess);
-    memset(tensors, 0, sizeof tensors);
-    begin_capture(gpu->stream, cudaStreamCaptureModeThreadLocal);
-    CHECK_EQ_I64(call_on(w, rank, &w->scenes[0], CP_OP_ATTENTION, tensors),
-                 CP_ERR_UNSUPPORTED);
-    CHECK_STR_HAS(cp_last_error()->text,
-                  "by the transport \"windows\" cannot be captured");
-    drop_capture(gpu->stream);
-}
-
-TEST(windows_are_not_captured)
-{
-    struct world w;
-    struct world_transport windowed = gpus;
-    windowed.join = windowed_join;
-    world_open(&w, 2, 1, &windowed, CP_EVEN, 0);
-    uint64_t seed = test_seed;
-    do {
-        scene_destroy(&w.scenes[0]);
-        scene_create(&w.scenes[0], seed++, 2, 1);
-    } while (w.scenes[0].variant != CP_EVEN);
-    ranks_as_threads(w.size, capture_windows, &w);
-    scene_destroy(&w.scenes[0]);
-    world_close(&w);
+    on_each(play_all_ranks_capture_or_none);
 }
 
 /* A call on another stream, while one of a capture has the lanes. */
@@ -637,13 +786,18 @@ static void call_beside(int rank, void *arg)
     CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);
 }
 
-TEST(a_call_beside_a_capture_is_refused)
+static void play_a_call_beside_a_capture_is_refused(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, call_beside, &w);
     CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
     close_one(&w);
+}
+
+TEST(a_call_beside_a_capture_is_refused)
+{
+    on_each(play_a_call_beside_a_capture_is_refused);
 }
 
 /* Something before the call has spoilt the capture. */
@@ -667,10 +821,15 @@ static void call_spoilt(int rank, void *arg)
     (void)cudaGetLastError();
 }
 
-TEST(a_spoilt_capture_is_said_to_be)
+static void play_a_spoilt_capture_is_said_to_be(void)
 {
     struct world w;
     open_one(&w, 2, 1);
     ranks_as_threads(w.size, call_spoilt, &w);
     close_one(&w);
+}
+
+TEST(a_spoilt_capture_is_said_to_be)
+{
+    on_each(play_a_spoilt_capture_is_said_to_be);
 }

@@ -78,9 +78,10 @@ static enum cp_code reached_and_wait(struct cp_comm *comm, int peer, int signal,
     return CP_OK;
 }
 
-static enum cp_code begin_and_wait(struct cp_comm *comm, struct cp_stream *stream)
+static enum cp_code begin_and_wait(struct cp_comm *comm,
+                                   const struct cp_comm_call *call)
 {
-    CP_TRY(sound[comm->rank]->begin(comm, stream));
+    CP_TRY(sound[comm->rank]->begin(comm, call));
     CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
     return CP_OK;
 }

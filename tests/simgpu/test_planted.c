@@ -18,7 +18,9 @@ static enum cp_code (*sound_post)(struct cp_comm *comm, const struct cp_xfer *xf
                                   uint64_t *ticket);
 static enum cp_code (*sound_publish)(struct cp_comm *comm, int signal, uint64_t value,
                                      struct cp_stream *stream);
-static struct cp_stream *odd_stream[SCENE_MOST_RANKS];
+static enum cp_code (*sound_begin)(struct cp_comm *comm,
+                                   const struct cp_comm_call *call);
+static struct cp_device *odd_home[SCENE_MOST_RANKS];
 
 /* ---- the faults ---- */
 
@@ -74,12 +76,24 @@ static enum cp_code post_swapped(struct cp_comm *comm, const struct cp_xfer *xfe
     return sound_post(comm, odd, count, stream, ticket);
 }
 
-/* What is published need not be there yet. */
+/* What is published need not be there yet; the call has its turn. */
 static enum cp_code publish_elsewhere(struct cp_comm *comm, int signal, uint64_t value,
                                       struct cp_stream *stream)
 {
+    struct cp_device *device = odd_home[comm->rank];
+    struct cp_stream *lane = device->ops->lane(device, CP_LANE_OUT);
     (void)stream;
-    return sound_publish(comm, signal, value, odd_stream[comm->rank]);
+    CP_TRY(device->ops->await(device, lane, CP_DEVICE_EVENT_CALL));
+    return sound_publish(comm, signal, value, lane);
+}
+
+/* A rank counts as having left a call when it has just begun, so that the others write to
+ * their windows while it still reads there. */
+static enum cp_code begin_and_leave(struct cp_comm *comm,
+                                    const struct cp_comm_call *call)
+{
+    CP_TRY(sound_begin(comm, call));
+    return comm->ops->end(comm, call->stream);
 }
 
 static ncclResult_t leave_open(void)
@@ -150,25 +164,31 @@ static enum cp_code join_hasty(struct world *w, int rank,
                                struct cp_context_parts *parts)
 {
     enum cp_code code = ipcs_join(w, rank, parts);
-    const struct gpu *gpu = w->own[rank];
     odd_comm = *parts->comm->ops;
     sound_publish = odd_comm.publish;
     odd_comm.publish = publish_elsewhere;
     slow_down(gpus_stream(w, rank));
-    odd_stream[rank] = gpu->device->ops->lane(gpu->device, CP_LANE_OUT);
+    odd_home[rank] = parts->device;
     parts->comm->ops = &odd_comm;
     return code;
 }
 
-/* A window is written to while others still read what it held in the call before. */
-static enum cp_code join_reusing(struct world *w, int rank,
-                                 struct cp_context_parts *parts)
+static enum cp_code join_and_begin_by(
+    enum cp_code (*begin)(struct cp_comm *comm, const struct cp_comm_call *call),
+    struct world *w, int rank, struct cp_context_parts *parts)
 {
     enum cp_code code = ipcs_join(w, rank, parts);
     odd_comm = *parts->comm->ops;
-    odd_comm.begin = NULL;
-    odd_comm.end = NULL;
+    sound_begin = odd_comm.begin;
+    odd_comm.begin = begin;
     parts->comm->ops = &odd_comm;
+    return code;
+}
+
+static enum cp_code join_leaving(struct world *w, int rank,
+                                 struct cp_context_parts *parts)
+{
+    enum cp_code code = join_and_begin_by(begin_and_leave, w, rank, parts);
     if (rank == 0) { /* is a call behind */
         slow_down(gpus_stream(w, rank));
         slow_lanes(parts->device);
@@ -290,7 +310,7 @@ TEST(a_signal_before_its_data_is_found)
 TEST(a_window_reused_early_is_found)
 {
     simgpu_set_delay(0); /* of the others */
-    check_found_on(ipcs, join_reusing, 3, 1);
-    check_found_on(ipcs, join_reusing, 2, 2);
+    check_found_on(ipcs, join_leaving, 3, 1);
+    check_found_on(ipcs, join_leaving, 2, 2);
     simgpu_set_delay(300);
 }

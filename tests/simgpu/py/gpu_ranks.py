@@ -38,7 +38,7 @@ def open_gpus(transport="nccl"):
     sim.Fast.streams = {}
     live = sim.LIB.simgpu_live()
     end = time.monotonic() + 5
-    while live.comms + live.events > 0 and time.monotonic() < end:  # what graphs have held goes after them
+    while live.comms + live.events + live.blocks > 0 and time.monotonic() < end:  # what graphs held goes after them
         time.sleep(0.001)
         live = sim.LIB.simgpu_live()
     assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)

@@ -1,5 +1,6 @@
 """Calls captured in CUDA graphs, from Python, on simulated GPUs: what torch.cuda.graph does, without torch."""
 
+import os
 import time
 
 import numpy as np
@@ -15,9 +16,9 @@ LIB = sim.LIB
 ROUNDS = 3
 
 
-@pytest.fixture
-def gpus():
-    with open_gpus() as start:
+@pytest.fixture(params=["nccl", "ipc"])
+def gpus(request):
+    with open_gpus(request.param) as start:
         yield start
 
 
@@ -79,9 +80,9 @@ def test_forward_and_backward(gpus, capture, name):
         rest = None, None, False, None, False, "sharded", "native"
         return out, *_C._attention_backward(context, q, k, v, out, lse, dout, *rest)
 
-    before = [context._memory() for context in ranks.contexts]
+    before = [context._memory()[0] for context in ranks.contexts]
     graphs, answers = capture(ranks, calls)
-    assert [context._memory() for context in ranks.contexts] == before
+    assert [context._memory()[0] for context in ranks.contexts] == before  # the workspace; windows may grow
     for round in range(ROUNDS):
         parts = [cut(numbers(*shape, seed=10 * round + i), lengths) for i in range(4)]
         parts = [[np.ascontiguousarray(x) for x in part] for part in parts]
@@ -163,7 +164,7 @@ def test_a_rank_that_does_not_capture(gpus):
 
 
 def test_a_context_is_closed_before_its_graphs(gpus, capture):
-    """Nobody waits, what was captured goes on, and NCCL's communicators go with the graphs."""
+    """Nobody waits, what was captured goes on, and what it works with goes with the graphs."""
     ranks = gpus(ring_degree=2)
     x = numbers(1, 8, 2, 8)
     given = [sim.Fast(np.ascontiguousarray(x[:, 4 * r : 4 * r + 4]), r) for r in range(2)]
@@ -173,7 +174,7 @@ def test_a_context_is_closed_before_its_graphs(gpus, capture):
     for context in ranks.contexts:
         context.close()
     assert time.monotonic() - start < 1.9
-    assert LIB.simgpu_live().comms == 2
+    assert LIB.simgpu_live().comms == (2 if os.environ["CP_ATTN_TRANSPORT"] == "nccl" else 0)
     ranks.run(lambda r: graphs[r].launch())
     outs = ranks.run(lambda r: sim.to_numpy(answers[r]))
     np.testing.assert_allclose(np.concatenate(outs, 1), oracle(x, x, x)[0], atol=1e-5)
