@@ -163,10 +163,10 @@ static enum cp_code look_for_odd_calls(const struct cp_ipc_watcher *watcher)
 /* What is there wins: a call that has ended has ended well, if it was the others' too. */
 static enum cp_code look(struct cp_ipc_watcher *watcher)
 {
-    CP_TRY(look_for_odd_calls(watcher));
     enum cp_code code = ask_for_end(watcher);
     bool is_awaited = code == CP_AGAIN;
     watcher->is_idle = !is_awaited && watcher->graphs == NULL;
+    CP_TRY(look_for_odd_calls(watcher));
     if (watcher->is_idle || (code != CP_OK && !is_awaited)) {
         return code;
     }

@@ -15,6 +15,7 @@ TESTED_ELSEWHERE = {
     "machine": "test_cost: numbers, and test_head_chunks asks for them",
     "walk": "test_verify and test_cost, which walk with it",
     "schedule_create": "test_schedule and test_verify: all schedules are made by it",
+    "run_order": "test_run_copies, and the simulated GPUs under ThreadSanitizer",
     "write": "test_verify and test_run: what the writers share",
     "write_gather": "test_verify and test_context",
     "write_pull": "test_verify and test_run",

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "exec/run_order.h"
 #include "schedule/box_meet.h"
 
 static int64_t kernel_scratch_bytes(const struct cp_schedule *schedule)
@@ -71,44 +72,11 @@ static int most_copies(const struct cp_schedule *schedule)
     return most;
 }
 
-/* What is_awaited takes of the room, at its start; behind it lies what a step gathers. */
-static size_t awaited_bytes(const struct cp_schedule *schedule)
-{
-    int64_t places = (int64_t)CP_LANES * (schedule->step_count + 1);
-    return (size_t)cp_round_up(places * (int64_t)sizeof(bool), CP_PANEL_ALIGN);
-}
-
 size_t cp_run_room_bytes(const struct cp_schedule *schedule)
 {
     size_t group = (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
     size_t copies = (size_t)most_copies(schedule) * sizeof(struct cp_copy);
-    return awaited_bytes(schedule) + (group > copies ? group : copies);
-}
-
-static bool *is_awaited(const struct cp_run *run, int lane, int32_t done)
-{
-    return &run->is_awaited[lane * (run->schedule->step_count + 1) + done];
-}
-
-/* An event costs the host as much as a launch does, so those that nobody waits for are
- * left out. */
-static void find_awaited(struct cp_run *run)
-{
-    const struct cp_schedule *schedule = run->schedule;
-    int32_t counts[CP_LANES] = {0};
-    memset(run->is_awaited, 0, awaited_bytes(schedule));
-    for (int32_t at = 0; at < schedule->step_count; at++) {
-        const struct cp_step *step = &schedule->steps[at];
-        for (int lane = 0; lane < CP_LANES; lane++) {
-            if (lane != step->lane) {
-                *is_awaited(run, lane, step->after[lane]) = true;
-            }
-        }
-        counts[step->lane] += 1;
-    }
-    for (int lane = 0; lane < CP_LANES; lane++) {
-        *is_awaited(run, lane, counts[lane]) = true; /* by the caller */
-    }
+    return cp_run_order_bytes(schedule) + (group > copies ? group : copies);
 }
 
 static void *kernel_scratch(const struct cp_run *run)
@@ -124,7 +92,7 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     run->env = *env;
     run->schedule = schedule;
     run->is_awaited = room;
-    run->gathered = (char *)room + awaited_bytes(schedule);
+    run->gathered = (char *)room + cp_run_order_bytes(schedule);
     memcpy(run->tensors, tensors, sizeof run->tensors);
     run->spread = (struct cp_spread){
         .pool = env->pool,
@@ -141,110 +109,17 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     }
 }
 
-/* ---- order on asynchronous devices ---- */
-
-/* Event numbers. A lane's are used in turns: whoever waits for one that has been used
- * again waits for a later step of that lane, which was enqueued before it all the same. */
-enum {
-    EVENT_LANE = CP_DEVICE_EVENT_CAPTURED + 1,
-    LANE_EVENTS = (CP_DEVICE_EVENTS - EVENT_LANE) / CP_LANES
-};
-_Static_assert((int)CP_LANES == (int)CP_DEVICE_LANES, "a stream for each lane");
-
-static int event_of(int lane, int32_t done)
-{
-    return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
-}
-
-static bool has_step(const struct cp_run *run, int lane)
+bool cp_run_has_step(const struct cp_run *run, int lane)
 {
     return run->cursor[lane] < run->schedule->step_count;
 }
 
-static enum cp_code tell_of_call(const struct cp_run *run)
+enum cp_code cp_run_tell(const struct cp_run *run)
 {
     const struct cp_comm_call call = {
         .seq = run->env.seq, .capture = run->env.capture, .stream = run->env.stream};
     struct cp_comm *comm = run->env.comm;
     return comm->ops->begin != NULL ? comm->ops->begin(comm, &call) : CP_OK;
-}
-
-/* The caller's stream starts behind the call before this one, which may have come on
- * another stream and uses the same workspace, and behind all ranks' where windows are
- * used again; the lanes behind what the caller's has been given, which the event says at
- * first. A call that is captured is behind no other: its workspace is its own, and an
- * event of outside may not be awaited in a capture, nor one of a capture outside. */
-static enum cp_code fork_lanes(struct cp_run *run)
-{
-    struct cp_device *device = run->env.device;
-    bool is_captured = run->env.capture != 0;
-    int event = is_captured ? CP_DEVICE_EVENT_CAPTURED : CP_DEVICE_EVENT_CALL;
-    if (!is_captured) {
-        CP_TRY(device->ops->await(device, run->env.stream, event));
-    }
-    CP_TRY(tell_of_call(run));
-    CP_TRY(device->ops->record(device, run->env.stream, event));
-    for (int lane = 0; lane < CP_LANES; lane++) {
-        if (lane != CP_LANE_COMPUTE && has_step(run, lane)) {
-            CP_TRY(device->ops->await(device, run->stream[lane], event));
-        }
-    }
-    return CP_OK;
-}
-
-/* The caller's stream goes on behind all of them. */
-static enum cp_code join_lanes(struct cp_run *run)
-{
-    struct cp_device *device = run->env.device;
-    struct cp_comm *comm = run->env.comm;
-    for (int lane = 0; lane < CP_LANES; lane++) {
-        if (lane != CP_LANE_COMPUTE && run->done[lane] > 0) {
-            CP_TRY(device->ops->await(device, run->env.stream,
-                                      event_of(lane, run->done[lane])));
-        }
-    }
-    if (comm->ops->end != NULL) {
-        CP_TRY(comm->ops->end(comm, run->env.stream));
-    }
-    return run->env.capture != 0
-               ? CP_OK
-               : device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
-}
-
-/* Needs the step another lane's that its own stream does not wait for yet? */
-static bool must_await(const struct cp_run *run, const struct cp_step *step, int other)
-{
-    return other != step->lane && step->after[other] > run->awaited[step->lane][other];
-}
-
-/* The lane's stream waits for the steps of other lanes that its next one needs. */
-static enum cp_code await_lanes(struct cp_run *run, int lane)
-{
-    const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
-    struct cp_device *device = run->env.device;
-    for (int other = 0; other < CP_LANES && cp_device_is_async(device); other++) {
-        if (!must_await(run, step, other)) {
-            continue;
-        }
-        CP_TRY(device->ops->await(device, run->stream[lane],
-                                  event_of(other, step->after[other])));
-        run->awaited[lane][other] = step->after[other];
-    }
-    return CP_OK;
-}
-
-/* Notes that the lane's steps have been enqueued up to `run->done[lane]`. */
-static enum cp_code record_lane(struct cp_run *run, int lane, int newly_done)
-{
-    struct cp_device *device = run->env.device;
-    for (int i = newly_done - 1; i >= 0 && cp_device_is_async(device); i--) {
-        int32_t done = run->done[lane] - i;
-        if (*is_awaited(run, lane, done)) {
-            CP_TRY(
-                device->ops->record(device, run->stream[lane], event_of(lane, done)));
-        }
-    }
-    return CP_OK;
 }
 
 /* The memory that a box names; data NULL for no box. */
@@ -377,10 +252,10 @@ static bool joins_copies(const struct cp_run *run, int32_t at, int count)
     const struct cp_schedule *schedule = run->schedule;
     const struct cp_step *step = &schedule->steps[at];
     int lane = step->lane;
-    bool joins =
-        step->op == CP_STEP_COPY && !*is_awaited(run, lane, run->done[lane] + count);
+    bool joins = step->op == CP_STEP_COPY &&
+                 !cp_run_is_awaited(run, lane, run->done[lane] + count);
     for (int other = 0; other < CP_LANES; other++) {
-        joins = joins && !must_await(run, step, other);
+        joins = joins && !cp_run_must_await(run, step, other);
     }
     for (int32_t before = run->cursor[lane]; joins && before < at;
          before = next_on_lane(schedule, lane, before + 1)) {
@@ -546,25 +421,24 @@ static enum cp_code do_and_note(struct cp_run *run, int lane, int *done)
 static enum cp_code advance(struct cp_run *run, int lane)
 {
     int done = 0;
-    if (!has_step(run, lane) || !may_go(run, lane)) {
+    if (!cp_run_has_step(run, lane) || !may_go(run, lane)) {
         return CP_AGAIN;
     }
     if (!run->is_posted[lane]) {
-        CP_TRY(await_lanes(run, lane));
+        CP_TRY(cp_run_await_lanes(run, lane));
     }
     CP_TRY(do_and_note(run, lane, &done));
     for (int step = 0; step < done; step++) {
         run->cursor[lane] = next_on_lane(run->schedule, lane, run->cursor[lane] + 1);
     }
     run->done[lane] += done;
-    return record_lane(run, lane, done);
+    return cp_run_record_lane(run, lane, done);
 }
 
 /* All steps, in the order of the schedule: nothing here waits for a peer. */
 static enum cp_code enqueue_all(struct cp_run *run)
 {
-    find_awaited(run);
-    CP_TRY(fork_lanes(run));
+    CP_TRY(cp_run_fork(run));
     for (int32_t at = 0; at < run->schedule->step_count; at++) {
         int lane = run->schedule->steps[at].lane;
         /* A step of a group has been enqueued with the group's first. */
@@ -578,7 +452,7 @@ static enum cp_code enqueue_all(struct cp_run *run)
             CP_TRY(code);
         }
     }
-    return join_lanes(run);
+    return cp_run_join(run);
 }
 
 enum cp_code cp_run_poll(struct cp_run *run)
@@ -589,7 +463,7 @@ enum cp_code cp_run_poll(struct cp_run *run)
         return enqueue_all(run);
     }
     if (!run->is_begun) {
-        CP_TRY(tell_of_call(run));
+        CP_TRY(cp_run_tell(run));
         run->is_begun = true;
     }
     while (moved) {
@@ -603,7 +477,7 @@ enum cp_code cp_run_poll(struct cp_run *run)
                 return code;
             }
             moved = moved || code == CP_OK;
-            is_done = is_done && !has_step(run, lane);
+            is_done = is_done && !cp_run_has_step(run, lane);
         }
     }
     return is_done ? CP_OK : CP_AGAIN;
@@ -614,7 +488,7 @@ static int list_waits(const struct cp_run *run, struct cp_comm_wait waits[CP_LAN
 {
     int count = 0;
     for (int lane = 0; lane < CP_LANES; lane++) {
-        if (!has_step(run, lane) || !may_go(run, lane)) {
+        if (!cp_run_has_step(run, lane) || !may_go(run, lane)) {
             continue;
         }
         const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
