@@ -2,7 +2,8 @@
  * that they see, which come to shared memory tile by tile.
  *
  * The outputs of a block's rows lie in registers until they are folded into the state.
- * Cost: 2 (D + Dv) operations a score, on tensor cores. */
+ * Cost: 2 (D + Dv) operations a score, on tensor cores in bfloat16 and float16, by fused
+ * multiply-adds in float32. */
 #include "cuda_api.h"
 #include "launch.h"
 #include "own.cuh"
@@ -10,13 +11,23 @@
 namespace
 {
 
-/* How many rows of each lane meet how many keys: the most that neither registers nor shared
- * memory overflow with. */
+/* How many rows of each lane meet how many keys, and how many tiles of k and v there is room
+ * for: the most that neither registers nor shared memory overflow with. Registers are bound
+ * by how many blocks an SM is to have at a time; 0: the compiler decides. */
 template <class Product, int WIDTH> struct attend_size;
 template <class T, int WIDTH> struct attend_size<cp_by_mma<T>, WIDTH> {
     static constexpr int LANE_ROWS = WIDTH <= 128 ? 4 : 2;
     static constexpr int KEYS = WIDTH <= 64 ? 64 : 32;
+    static constexpr int STAGES = 2, BLOCKS = 0;
 };
+/* A tile takes so many multiply-adds that waiting for the next one counts less than the
+ * reads of shared memory that a larger one saves. */
+template <int WIDTH> struct attend_size<cp_by_fma, WIDTH> {
+    static constexpr int LANE_ROWS = WIDTH <= 128 ? 6 : 2;
+    static constexpr int KEYS = WIDTH <= 64 ? 64 : WIDTH <= 128 ? 32 : 24;
+    static constexpr int STAGES = 1, BLOCKS = 2;
+};
+
 template <class Product_, int WIDTH_>
 struct attend_shape : attend_size<Product_, WIDTH_> {
     using Product = Product_;
@@ -30,7 +41,8 @@ struct attend_shape : attend_size<Product_, WIDTH_> {
     static constexpr int TILE = size::KEYS * ROW_BYTES; /* of k and of v */
     static constexpr int STAGE = 2 * TILE;
     static constexpr int ROOM = Product::template ROOM<WARP_ROWS, size::KEYS>;
-    static constexpr int BYTES = ROWS * ROW_BYTES + 2 * STAGE + CP_TILE_WARPS * ROOM;
+    static constexpr int BYTES =
+        ROWS * ROW_BYTES + size::STAGES * STAGE + CP_TILE_WARPS * ROOM;
     static_assert(BYTES <= CP_TILE_MOST_BYTES);
     static_assert(WARP_ROWS % 8 == 0); /* as cp_tile_at repeats itself */
 };
@@ -141,7 +153,7 @@ __device__ void weigh(rows_state<Shape> &rows, int i, float (&score)[Shape::LANE
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(CP_TILE_THREADS)
+__global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     own_attend_kernel(cp_attend_args args)
 {
     using Product = typename Shape::Product;
@@ -162,15 +174,16 @@ __global__ void __launch_bounds__(CP_TILE_THREADS)
     int warp = (int)threadIdx.x / 32;
     char *q_tile = cp_cuda_shared(), *stages = q_tile + ROWS * Shape::ROW_BYTES;
     char *own = q_tile + warp * Shape::WARP_ROWS * Shape::ROW_BYTES;
-    char *room = stages + 2 * Shape::STAGE + warp * Shape::ROOM;
+    char *room = stages + Shape::STAGES * Shape::STAGE + warp * Shape::ROOM;
     int64_t warp_first = at.row + warp * Shape::WARP_ROWS;
     rows_state<Shape> rows;
     cp_tile_load<Product, ROWS, WIDTH>(q_tile, q, at.row, all, head_dim);
     float *panel = (float *)(args.state.data + at.batch * args.state.stride[0] +
                              at.head * args.state.stride[2]);
     begin(rows);
-    /* The keys on from `first` are on their way while those before are computed with. */
-    char *here = stages, *next = stages + Shape::STAGE;
+    /* With two stages the keys on from `first` are on their way while those before are
+     * computed with; a single one is free when all are done with it. */
+    char *here = stages, *next = stages + (Shape::STAGES - 1) * Shape::STAGE;
     auto fetch = [&](int64_t first) {
         if (first < keys) {
             cp_tile_load<Product, KEYS, WIDTH>(next, k, first, keys, head_dim);
@@ -182,7 +195,9 @@ __global__ void __launch_bounds__(CP_TILE_THREADS)
     for (int64_t first = 0; first - KEYS < keys; first += KEYS) {
         cp_wait_for_copies<0>();
         __syncthreads(); /* behind it all have their share, and nobody reads `next` */
-        fetch(first);
+        if constexpr (Shape::STAGES > 1) {
+            fetch(first);
+        }
         int64_t key = first - KEYS;
         if (key >= 0 && !cp_tile_is_hidden<false, Shape::WARP_ROWS, KEYS>(
                             args.place, warp_first, all, keys, key)) {
@@ -197,6 +212,10 @@ __global__ void __launch_bounds__(CP_TILE_THREADS)
             }
             Product::template add<WIDTH>(rows.out, score, here + Shape::TILE, value_dim,
                                          room);
+        }
+        if constexpr (Shape::STAGES == 1) {
+            __syncthreads();
+            fetch(first);
         }
         char *done = here;
         here = next;

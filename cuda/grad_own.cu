@@ -32,16 +32,22 @@ struct of_kv {
     static constexpr bool IS_BY_KEYS = true, HAS_A = true, HAS_B = true;
 };
 
-/* How many rows of each lane meet how many others: the most that neither registers nor
- * shared memory overflow with. Registers are bound by how many blocks an SM is to have at a
- * time; 0: the compiler decides. */
+/* How many rows of each lane meet how many others, how many tiles of a and b there is room
+ * for, and blocks an SM: as in the forward pass. */
 template <class Product, int WIDTH> struct grad_size;
 template <class T, int WIDTH> struct grad_size<cp_by_mma<T>, WIDTH> {
     static constexpr int LANE_ROWS = 2;
     static constexpr int OTHERS = WIDTH <= 128 ? 32 : 16;
-    static constexpr int BLOCKS = WIDTH <= 64 ? 3 : 0;
+    static constexpr int STAGES = 2, BLOCKS = WIDTH <= 64 ? 3 : 0;
     static constexpr bool HAS_BOTH = WIDTH <= 128; /* of_kv instead of of_k and of_v */
 };
+template <int WIDTH> struct grad_size<cp_by_fma, WIDTH> {
+    static constexpr int LANE_ROWS = WIDTH <= 64 ? 6 : WIDTH <= 128 ? 4 : 2;
+    static constexpr int OTHERS = WIDTH <= 64 ? 32 : WIDTH <= 128 ? 24 : 16;
+    static constexpr int STAGES = 1, BLOCKS = 2;
+    static constexpr bool HAS_BOTH = true;
+};
+
 template <class Product_, int WIDTH_, class Pass>
 struct grad_shape : grad_size<Product_, WIDTH_>, Pass {
     using Product = Product_;
@@ -56,7 +62,7 @@ struct grad_shape : grad_size<Product_, WIDTH_>, Pass {
     static constexpr int LINE = size::OTHERS * (int)sizeof(float);
     static constexpr int STAGE = 2 * STAGE_TILE + 2 * LINE; /* a, b, lse, delta */
     static constexpr int ROOM = Product::template ROOM<WARP_ROWS, size::OTHERS>;
-    static constexpr int BYTES = 2 * TILE + 2 * STAGE + CP_TILE_WARPS * ROOM;
+    static constexpr int BYTES = 2 * TILE + size::STAGES * STAGE + CP_TILE_WARPS * ROOM;
     static_assert(BYTES <= CP_TILE_MOST_BYTES);
     static_assert(WARP_ROWS % 8 == 0); /* as cp_tile_at repeats itself */
 };
@@ -211,8 +217,8 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     char *a_tile = cp_cuda_shared(), *b_tile = a_tile + Shape::TILE;
     char *own = a_tile + warp * Shape::WARP_ROWS * Shape::ROW_BYTES;
     char *here = b_tile + Shape::TILE;
-    char *next = here + Shape::STAGE;
-    char *room = here + 2 * Shape::STAGE + warp * Shape::ROOM;
+    char *next = here + (Shape::STAGES - 1) * Shape::STAGE;
+    char *room = here + Shape::STAGES * Shape::STAGE + warp * Shape::ROOM;
     cp_tile_load<Product, ROWS, WIDTH>(a_tile, cp_rows_of(own_a, at.batch, 0, at.head),
                                        at.row, owns, head_dim);
     if (Shape::HAS_A) {
@@ -231,7 +237,8 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
         grad_b[LANE_ROWS][Shape::LANE_COLUMNS];
     cp_clear(grad_a);
     cp_clear(grad_b);
-    /* The rows at `to_come` are on their way while those at `now` are computed with. */
+    /* With two stages the rows at `to_come` are on their way while those at `now` are
+     * computed with; a single one is free when all are done with it. */
     walk to_come = {heads.first, begin}, now = {0, -1};
     auto fetch = [&] {
         if (to_come.head < heads.end) {
@@ -244,7 +251,9 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     while (to_come.head < heads.end || now.first >= 0) {
         cp_wait_for_copies<0>();
         __syncthreads(); /* behind it all have their share, and nobody reads `next` */
-        fetch();
+        if constexpr (Shape::STAGES > 1) {
+            fetch();
+        }
         if (IS_BY_KEYS && now.first >= 0) {
             drop_rows<Shape>(here);
         }
@@ -273,6 +282,10 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
             if (Shape::HAS_A) {
                 Product::template add<WIDTH>(grad_a, slope, here, head_dim, room);
             }
+        }
+        if constexpr (Shape::STAGES == 1) {
+            __syncthreads();
+            fetch();
         }
         char *done = here;
         here = next;

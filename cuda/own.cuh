@@ -2,6 +2,7 @@
 #ifndef CP_CUDA_OWN_CUH
 #define CP_CUDA_OWN_CUH
 
+#include "by_fma.cuh"
 #include "by_mma.cuh"
 
 template <int WIDTH_> struct cp_tile_width {
@@ -20,8 +21,9 @@ enum cp_code cp_with_tile(enum cp_dtype dtype, int64_t head_dim, int64_t value_d
                : dim <= 128 ? run(product, cp_tile_width<128>{})
                             : run(product, cp_tile_width<256>{});
     };
-    return dtype == CP_DTYPE_BFLOAT16 ? with(cp_by_mma<cp_bf16>{})
-                                      : with(cp_by_mma<cp_f16>{});
+    return dtype == CP_DTYPE_FLOAT32    ? with(cp_by_fma{})
+           : dtype == CP_DTYPE_BFLOAT16 ? with(cp_by_mma<cp_bf16>{})
+                                        : with(cp_by_mma<cp_f16>{});
 }
 
 #endif

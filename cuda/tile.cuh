@@ -7,7 +7,7 @@
  * 256; what a tensor lacks of rows, and of columns up to the next multiple of a product's
  * STEP, is zero there.
  *
- * How two tiles are multiplied is a product's business (by_mma.cuh):
+ * How two tiles are multiplied is a product's business (by_mma.cuh, by_fma.cuh):
  *   Number                the type of what is multiplied
  *   LANES                 how many lanes of a warp share a row (struct cp_lanes)
  *   SCORE_GROUP,
