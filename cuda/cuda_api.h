@@ -27,8 +27,8 @@ enum cp_code cp_cuda_finish(const struct cp_finish_args *args,
 enum cp_code cp_cuda_delta(const struct cp_delta_args *args, struct cp_stream *stream);
 enum cp_code cp_cuda_grad(const struct cp_grad_args *args, struct cp_stream *stream);
 
-/* The own kernel, on tensor cores: the same for calls in bfloat16 and float16 with dims up
- * to CP_OWN_MOST_DIM, on the plain kernel's panels and state. */
+/* The own kernel: the same for calls in float32, bfloat16 and float16 with dims up to
+ * CP_OWN_MOST_DIM, on the plain kernel's panels and state. */
 enum { CP_OWN_MOST_DIM = 256 };
 enum cp_code cp_cuda_own_attend(const struct cp_attend_args *args,
                                 struct cp_stream *stream);

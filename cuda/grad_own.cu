@@ -1,19 +1,19 @@
-/* The own kernel's backward pass, on tensor cores: a pass by queries for dq and one by keys
- * for dk and dv, in each of which a block has the gradients of its rows in registers and
- * goes over the other side's rows, which two stages of shared memory take in turn. Nobody
- * else writes a block's rows, and each is added to in the order of rows and heads, so the
- * sums are the same in every run.
+/* The own kernel's backward pass: a pass by queries for dq and one by keys for dk and dv, in
+ * each of which a block has the gradients of its rows in registers and goes over the other
+ * side's rows, which come to shared memory tile by tile. Nobody else writes a block's rows,
+ * and each is added to in the order of rows and heads, so the sums are the same in every
+ * run.
  *
  * Both passes are one kernel: from own rows a (q or k) and b (dout or v) and the other
  * side's a (k or q) and b (v or dout) it makes weights p = exp(scale a . a - lse) and slopes
  * ds = p (b . b - delta), and adds ds a, and by keys also p b.
  *
- * Cost: 2 (2 D + Dv) operations a score for dq, 4 (D + Dv) for dk and dv. Where dims are
- * above 128 the gradients of k and of v do not fit into registers together and have a pass
- * each, 2 (3 D + 2 Dv). */
+ * Cost: 2 (2 D + Dv) operations a score for dq, 4 (D + Dv) for dk and dv. On tensor cores
+ * the gradients of k and of v do not fit into registers together where dims are above 128,
+ * and have a pass each, 2 (3 D + 2 Dv). */
 #include "cuda_api.h"
 #include "launch.h"
-#include "tile.cuh"
+#include "own.cuh"
 
 namespace
 {
@@ -32,17 +32,39 @@ struct of_kv {
     static constexpr bool IS_BY_KEYS = true, HAS_A = true, HAS_B = true;
 };
 
-/* How many rows meet how many others, by width: the most that neither registers nor shared
- * memory overflow with. */
-template <int WIDTH_, class Pass> struct grad_shape : Pass {
-    static constexpr int WIDTH = WIDTH_;
-    static constexpr int ROWS = 16 * CP_TILE_WARPS;
+/* How many rows of each lane meet how many others, how many tiles of a and b there is room
+ * for, and blocks an SM: as in the forward pass. */
+template <class Product, int WIDTH> struct grad_size;
+template <class T, int WIDTH> struct grad_size<cp_by_mma<T>, WIDTH> {
+    static constexpr int LANE_ROWS = 2;
     static constexpr int OTHERS = WIDTH <= 128 ? 32 : 16;
-    static constexpr int TILE = ROWS * WIDTH * 2, STAGE_TILE = OTHERS * WIDTH * 2;
-    static constexpr int LINE = OTHERS * (int)sizeof(float);
+    static constexpr int STAGES = 2, BLOCKS = WIDTH <= 64 ? 3 : 0;
+    static constexpr bool HAS_BOTH = WIDTH <= 128; /* of_kv instead of of_k and of_v */
+};
+template <int WIDTH> struct grad_size<cp_by_fma, WIDTH> {
+    static constexpr int LANE_ROWS = WIDTH <= 64 ? 6 : WIDTH <= 128 ? 4 : 2;
+    static constexpr int OTHERS = WIDTH <= 64 ? 32 : WIDTH <= 128 ? 24 : 16;
+    static constexpr int STAGES = 1, BLOCKS = 2;
+    static constexpr bool HAS_BOTH = true;
+};
+
+template <class Product_, int WIDTH_, class Pass>
+struct grad_shape : grad_size<Product_, WIDTH_>, Pass {
+    using Product = Product_;
+    using size = grad_size<Product, WIDTH_>;
+    static constexpr int WIDTH = WIDTH_;
+    static constexpr int WARP_ROWS = size::LANE_ROWS * 32 / Product::LANES;
+    static constexpr int ROWS = WARP_ROWS * CP_TILE_WARPS;
+    static constexpr int LANE_OTHERS = size::OTHERS / Product::LANES;
+    static constexpr int LANE_COLUMNS = WIDTH / Product::LANES;
+    static constexpr int ROW_BYTES = WIDTH * (int)sizeof(typename Product::Number);
+    static constexpr int TILE = ROWS * ROW_BYTES, STAGE_TILE = size::OTHERS * ROW_BYTES;
+    static constexpr int LINE = size::OTHERS * (int)sizeof(float);
     static constexpr int STAGE = 2 * STAGE_TILE + 2 * LINE; /* a, b, lse, delta */
-    static constexpr int BYTES = 2 * TILE + 2 * STAGE;
+    static constexpr int ROOM = Product::template ROOM<WARP_ROWS, size::OTHERS>;
+    static constexpr int BYTES = 2 * TILE + size::STAGES * STAGE + CP_TILE_WARPS * ROOM;
     static_assert(BYTES <= CP_TILE_MOST_BYTES);
+    static_assert(WARP_ROWS % 8 == 0); /* as cp_tile_at repeats itself */
 };
 
 /* A place among the other side's rows, and by keys among the query heads. */
@@ -71,9 +93,11 @@ template <class Shape>
 __device__ void load_stage(char *stage, const other_rows &rows, int64_t first,
                            int64_t all, int head_dim, int value_dim)
 {
-    cp_tile_load<Shape::OTHERS, Shape::WIDTH>(stage, rows.a, first, all, head_dim);
-    cp_tile_load<Shape::OTHERS, Shape::WIDTH>(stage + Shape::STAGE_TILE, rows.b, first,
-                                              all, value_dim);
+    using Product = typename Shape::Product;
+    cp_tile_load<Product, Shape::OTHERS, Shape::WIDTH>(stage, rows.a, first, all,
+                                                       head_dim);
+    cp_tile_load<Product, Shape::OTHERS, Shape::WIDTH>(stage + Shape::STAGE_TILE,
+                                                       rows.b, first, all, value_dim);
     if (Shape::IS_BY_KEYS && threadIdx.x < Shape::OTHERS) {
         char *to = stage + 2 * Shape::STAGE_TILE + threadIdx.x * sizeof(float);
         int64_t row = first + threadIdx.x;
@@ -89,7 +113,7 @@ __device__ void load_stage(char *stage, const other_rows &rows, int64_t first,
  * in them. They become zero, since a weight of 0 does not take infinity and NaN away. */
 template <class Shape> __device__ void drop_rows(char *stage)
 {
-    constexpr int WORDS = Shape::WIDTH * 2 / (int)sizeof(uint4); /* a row */
+    constexpr int WORDS = Shape::ROW_BYTES / (int)sizeof(uint4); /* a row */
     static_assert(Shape::OTHERS <= 32);
     const float *lse = (const float *)(stage + 2 * Shape::STAGE_TILE);
     int lane = (int)threadIdx.x % 32;
@@ -108,66 +132,67 @@ template <class Shape> __device__ void drop_rows(char *stage)
 }
 
 /* Scores become weights, products b . b slopes. `lse` and `delta` are those of the lane's
- * two own rows, which are no row's business but theirs; or, by keys, lines of the stage. */
+ * own rows, which are no row's business but theirs; or, by keys, lines of the stage. */
 template <class Shape>
-__device__ void differentiate(float (&weight)[Shape::OTHERS / 8][4],
-                              float (&slope)[Shape::OTHERS / 8][4], const float *lse,
-                              const float *delta)
+__device__ void differentiate(float (&weight)[Shape::LANE_ROWS][Shape::LANE_OTHERS],
+                              float (&slope)[Shape::LANE_ROWS][Shape::LANE_OTHERS],
+                              const float *lse, const float *delta)
 {
-    int column = cp_lane_of_thread().column;
+    using Product = typename Shape::Product;
+    using Lanes = cp_lanes<Product::LANES, Product::SCORE_GROUP>;
     CP_CUDA_UNROLL
-    for (int n = 0; n < Shape::OTHERS / 8; n++) {
+    for (int j = 0; j < Shape::LANE_OTHERS; j++) {
         CP_CUDA_UNROLL
-        for (int i = 0; i < 4; i++) {
-            int at = Shape::IS_BY_KEYS ? 8 * n + column + i % 2 : i / 2;
+        for (int i = 0; i < Shape::LANE_ROWS; i++) {
+            int at = Shape::IS_BY_KEYS ? Lanes::column(j) : i;
             bool is_dropped = Shape::IS_BY_KEYS && lse[at] == -cp_infinity<float>();
-            weight[n][i] = is_dropped ? 0 : cp_tile_exp(weight[n][i] - lse[at]);
+            weight[i][j] = is_dropped ? 0 : Product::exp(weight[i][j] - lse[at]);
             if (Shape::HAS_A) {
-                slope[n][i] = is_dropped ? 0 : weight[n][i] * (slope[n][i] - delta[at]);
+                slope[i][j] = is_dropped ? 0 : weight[i][j] * (slope[i][j] - delta[at]);
             }
         }
     }
 }
 
-template <class Shape> __device__ void clear(float (&sum)[1][Shape::WIDTH / 8][4])
-{
-    CP_CUDA_UNROLL
-    for (int n = 0; n < Shape::WIDTH / 8; n++) {
-        sum[0][n][0] = sum[0][n][1] = sum[0][n][2] = sum[0][n][3] = 0;
-    }
-}
-
-/* to += factor sum, in those of the lane's two rows that have a gradient. The first one is
- * `row`. */
+/* to += factor sum, in those of the lane's rows that have a gradient. The warp's first one
+ * is `first`. */
 template <class Shape>
-__device__ void add_rows(const cp_view &to, const cp_spot &at, int64_t row,
-                         const float (&sum)[1][Shape::WIDTH / 8][4], float factor,
-                         const float (&lse)[2])
+__device__ void add_rows(const cp_view &to, const cp_spot &at, int64_t first,
+                         const float (&sum)[Shape::LANE_ROWS][Shape::LANE_COLUMNS],
+                         float factor, const float (&lse)[Shape::LANE_ROWS])
 {
-    int column = cp_lane_of_thread().column, dim = (int)to.n[3];
+    using Product = typename Shape::Product;
+    constexpr int GROUP = Product::SUM_GROUP;
+    using Lanes = cp_lanes<Product::LANES, GROUP>;
+    int dim = (int)to.n[3];
     CP_CUDA_UNROLL
-    for (int half = 0; half < 2; half++) {
-        int64_t own = row + 8 * half;
-        bool is_wanted = own < to.n[1] && lse[half] != -cp_infinity<float>();
-        char *data = cp_address(to, at.batch, own, at.head) + column * to.stride[3];
+    for (int i = 0; i < Shape::LANE_ROWS; i++) {
+        int64_t own = first + Lanes::row(i);
+        bool is_wanted = own < to.n[1] && lse[i] != -cp_infinity<float>();
+        char *data =
+            cp_address(to, at.batch, own, at.head) + Lanes::column(0) * to.stride[3];
         CP_CUDA_UNROLL
-        for (int n = 0; n < Shape::WIDTH / 8; n++, data += 8 * to.stride[3]) {
+        for (int j = 0; j < Shape::LANE_COLUMNS;
+             j += GROUP, data += Lanes::SPAN * to.stride[3]) {
             CP_CUDA_UNROLL
-            for (int i = 0; i < 2; i++) {
-                if (is_wanted && 8 * n + column + i < dim) {
-                    *(float *)(data + i * to.stride[3]) +=
-                        factor * sum[0][n][2 * half + i];
+            for (int k = 0; k < GROUP; k++) {
+                if (is_wanted && Lanes::column(j) + k < dim) {
+                    *(float *)(data + k * to.stride[3]) += factor * sum[i][j + k];
                 }
             }
         }
     }
 }
 
-template <class T, class Shape>
-__global__ void __launch_bounds__(CP_TILE_THREADS) own_grad_kernel(cp_grad_args args)
+template <class Shape>
+__global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
+    own_grad_kernel(cp_grad_args args)
 {
+    using Product = typename Shape::Product;
+    using Lanes = cp_lanes<Product::LANES, 1>;
     constexpr bool IS_BY_KEYS = Shape::IS_BY_KEYS;
     constexpr int WIDTH = Shape::WIDTH, ROWS = Shape::ROWS, OTHERS = Shape::OTHERS;
+    constexpr int LANE_ROWS = Shape::LANE_ROWS;
     const cp_view &own_a = IS_BY_KEYS ? args.k : args.q;
     const cp_view &own_b = IS_BY_KEYS ? args.v : args.dout;
     int64_t owns = own_a.n[1], others = IS_BY_KEYS ? args.q.n[1] : args.k.n[1];
@@ -187,63 +212,80 @@ __global__ void __launch_bounds__(CP_TILE_THREADS) own_grad_kernel(cp_grad_args 
         return;
     }
     int head_dim = (int)args.q.n[3], value_dim = (int)args.v.n[3];
-    int warp_row = (int)threadIdx.x / 32 * 16;
-    int64_t warp_first = at.row + warp_row;
-    int64_t own = warp_first + cp_lane_of_thread().row;
+    int warp = (int)threadIdx.x / 32;
+    int64_t warp_first = at.row + warp * Shape::WARP_ROWS;
     char *a_tile = cp_cuda_shared(), *b_tile = a_tile + Shape::TILE;
-    char *here = b_tile + Shape::TILE, *next = here + Shape::STAGE;
-    cp_tile_load<ROWS, WIDTH>(a_tile, cp_rows_of(own_a, at.batch, 0, at.head), at.row,
-                              owns, head_dim);
+    char *own = a_tile + warp * Shape::WARP_ROWS * Shape::ROW_BYTES;
+    char *here = b_tile + Shape::TILE;
+    char *next = here + (Shape::STAGES - 1) * Shape::STAGE;
+    char *room = here + Shape::STAGES * Shape::STAGE + warp * Shape::ROOM;
+    cp_tile_load<Product, ROWS, WIDTH>(a_tile, cp_rows_of(own_a, at.batch, 0, at.head),
+                                       at.row, owns, head_dim);
     if (Shape::HAS_A) {
-        cp_tile_load<ROWS, WIDTH>(b_tile, cp_rows_of(own_b, at.batch, 0, at.head),
-                                  at.row, owns, value_dim);
+        cp_tile_load<Product, ROWS, WIDTH>(
+            b_tile, cp_rows_of(own_b, at.batch, 0, at.head), at.row, owns, value_dim);
     }
-    float lse[2] = {0, 0}, delta[2] = {0, 0}; /* of own queries; keys have none */
-    for (int half = 0; half < 2 && !IS_BY_KEYS; half++) {
-        if (own + 8 * half < owns) {
-            lse[half] =
-                cp_load<float>(cp_address(args.lse, at.batch, own + 8 * half, at.head));
-            delta[half] = cp_load<float>(
-                cp_address(args.delta, at.batch, own + 8 * half, at.head));
+    float lse[LANE_ROWS] = {}, delta[LANE_ROWS] = {}; /* of queries; keys have none */
+    for (int i = 0; i < LANE_ROWS && !IS_BY_KEYS; i++) {
+        int64_t row = warp_first + Lanes::row(i);
+        if (row < owns) {
+            lse[i] = cp_load<float>(cp_address(args.lse, at.batch, row, at.head));
+            delta[i] = cp_load<float>(cp_address(args.delta, at.batch, row, at.head));
         }
     }
-    float grad_a[1][WIDTH / 8][4], grad_b[1][WIDTH / 8][4];
-    clear<Shape>(grad_a);
-    clear<Shape>(grad_b);
-    /* The rows at `to_come` are on their way while those at `now` are computed with. */
+    float grad_a[LANE_ROWS][Shape::LANE_COLUMNS],
+        grad_b[LANE_ROWS][Shape::LANE_COLUMNS];
+    cp_clear(grad_a);
+    cp_clear(grad_b);
+    /* With two stages the rows at `to_come` are on their way while those at `now` are
+     * computed with; a single one is free when all are done with it. */
     walk to_come = {heads.first, begin}, now = {0, -1};
-    while (to_come.head < heads.end || now.first >= 0) {
-        cp_wait_for_copies<0>();
-        __syncthreads(); /* behind it all have their share, and nobody reads `next` */
+    auto fetch = [&] {
         if (to_come.head < heads.end) {
             load_stage<Shape>(next,
                               other_rows_of<Shape>(args, at.batch,
                                                    IS_BY_KEYS ? to_come.head : kv_head),
                               to_come.first, end, head_dim, value_dim);
         }
+    };
+    while (to_come.head < heads.end || now.first >= 0) {
+        cp_wait_for_copies<0>();
+        __syncthreads(); /* behind it all have their share, and nobody reads `next` */
+        if constexpr (Shape::STAGES > 1) {
+            fetch();
+        }
         if (IS_BY_KEYS && now.first >= 0) {
             drop_rows<Shape>(here);
         }
-        if (now.first >= 0 && !cp_tile_is_hidden<IS_BY_KEYS, 1, OTHERS / 8>(
+        if (now.first >= 0 && !cp_tile_is_hidden<IS_BY_KEYS, Shape::WARP_ROWS, OTHERS>(
                                   args.place, warp_first, owns, end, now.first)) {
             const char *b = here + Shape::STAGE_TILE;
             const float *line = (const float *)(b + Shape::STAGE_TILE);
-            float weight[1][OTHERS / 8][4], slope[1][OTHERS / 8][4];
-            cp_tile_dots<T, WIDTH>(weight, a_tile, warp_row, here, head_dim);
-            cp_tile_scores<T, IS_BY_KEYS>(weight[0], args.place,
-                                          cp_mask_of(args.mask, at.batch, now.head),
-                                          args.scale, own, owns, end, now.first);
+            float weight[LANE_ROWS][Shape::LANE_OTHERS];
+            float slope[LANE_ROWS][Shape::LANE_OTHERS];
+            Product::template dots<WIDTH>(weight, own, here, head_dim);
             if (Shape::HAS_A) {
-                cp_tile_dots<T, WIDTH>(slope, b_tile, warp_row, b, value_dim);
+                Product::template dots<WIDTH>(slope, own + Shape::TILE, b, value_dim);
             }
-            differentiate<Shape>(weight[0], slope[0], IS_BY_KEYS ? line : lse,
+            cp_mask_plane mask = cp_mask_of(args.mask, at.batch, now.head);
+            CP_CUDA_UNROLL
+            for (int i = 0; i < LANE_ROWS; i++) {
+                cp_tile_scores<Product, IS_BY_KEYS>(
+                    weight[i], args.place, mask, args.scale, warp_first + Lanes::row(i),
+                    owns, end, now.first);
+            }
+            differentiate<Shape>(weight, slope, IS_BY_KEYS ? line : lse,
                                  IS_BY_KEYS ? line + OTHERS : delta);
             if (Shape::HAS_B) {
-                cp_tile_add<T, WIDTH>(grad_b, weight, b, value_dim);
+                Product::template add<WIDTH>(grad_b, weight, b, value_dim, room);
             }
             if (Shape::HAS_A) {
-                cp_tile_add<T, WIDTH>(grad_a, slope, here, head_dim);
+                Product::template add<WIDTH>(grad_a, slope, here, head_dim, room);
             }
+        }
+        if constexpr (Shape::STAGES == 1) {
+            __syncthreads();
+            fetch();
         }
         char *done = here;
         here = next;
@@ -255,21 +297,21 @@ __global__ void __launch_bounds__(CP_TILE_THREADS) own_grad_kernel(cp_grad_args 
         }
     }
     if (Shape::HAS_A) {
-        add_rows<Shape>(IS_BY_KEYS ? args.dk : args.dq, at, own, grad_a,
+        add_rows<Shape>(IS_BY_KEYS ? args.dk : args.dq, at, warp_first, grad_a,
                         (float)args.scale, lse);
     }
     if (Shape::HAS_B) {
-        add_rows<Shape>(args.dv, at, own, grad_b, 1, lse);
+        add_rows<Shape>(args.dv, at, warp_first, grad_b, 1, lse);
     }
 }
 
-template <class T, int WIDTH, class Pass>
+template <class Product, int WIDTH, class Pass>
 enum cp_code launch(const cp_grad_args &args, struct cp_stream *stream)
 {
-    using Shape = grad_shape<WIDTH, Pass>;
+    using Shape = grad_shape<Product, WIDTH, Pass>;
     const cp_view &own = Shape::IS_BY_KEYS ? args.k : args.q;
     int64_t blocks = cp_spot_blocks(own.n[0], own.n[2], own.n[1], Shape::ROWS);
-    return cp_cuda_launch_shared(own_grad_kernel<T, Shape>,
+    return cp_cuda_launch_shared(own_grad_kernel<Shape>,
                                  {blocks, CP_TILE_THREADS, Shape::BYTES}, stream, args);
 }
 
@@ -278,15 +320,15 @@ enum cp_code launch(const cp_grad_args &args, struct cp_stream *stream)
 enum cp_code cp_cuda_own_grad(const struct cp_grad_args *args, struct cp_stream *stream)
 {
     return cp_with_tile(args->q.dtype, args->q.n[3], args->v.n[3],
-                        [&](auto type, auto width) {
-                            using T = decltype(type);
+                        [&](auto product, auto width) {
+                            using Product = decltype(product);
                             constexpr int WIDTH = decltype(width)::WIDTH;
-                            CP_TRY((launch<T, WIDTH, of_q>(*args, stream)));
-                            if constexpr (WIDTH <= 128) {
-                                return launch<T, WIDTH, of_kv>(*args, stream);
+                            CP_TRY((launch<Product, WIDTH, of_q>(*args, stream)));
+                            if constexpr (grad_size<Product, WIDTH>::HAS_BOTH) {
+                                return launch<Product, WIDTH, of_kv>(*args, stream);
                             } else {
-                                CP_TRY((launch<T, WIDTH, of_k>(*args, stream)));
-                                return launch<T, WIDTH, of_v>(*args, stream);
+                                CP_TRY((launch<Product, WIDTH, of_k>(*args, stream)));
+                                return launch<Product, WIDTH, of_v>(*args, stream);
                             }
                         });
 }

@@ -5,7 +5,8 @@
 
 static bool takes(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim)
 {
-    return (dtype == CP_DTYPE_BFLOAT16 || dtype == CP_DTYPE_FLOAT16) &&
+    return (dtype == CP_DTYPE_FLOAT32 || dtype == CP_DTYPE_BFLOAT16 ||
+            dtype == CP_DTYPE_FLOAT16) &&
            head_dim <= CP_OWN_MOST_DIM && value_dim <= CP_OWN_MOST_DIM;
 }
 
@@ -18,11 +19,12 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
                              struct cp_format *out)
 {
     if (!takes(dtype, head_dim, value_dim)) {
-        return cp_fail(CP_ERR_UNSUPPORTED,
-                       "the own CUDA kernel attends in bfloat16 and float16 with head "
-                       "dims up to %d, not in %s with %lld (q, k) and %lld (v)",
-                       CP_OWN_MOST_DIM, cp_dtype_name(dtype), (long long)head_dim,
-                       (long long)value_dim);
+        return cp_fail(
+            CP_ERR_UNSUPPORTED,
+            "the own CUDA kernel attends in float32, bfloat16 and float16 "
+            "with head dims up to %d, not in %s with %lld (q, k) and %lld (v)",
+            CP_OWN_MOST_DIM, cp_dtype_name(dtype), (long long)head_dim,
+            (long long)value_dim);
     }
     return cp_kernel_cuda_plain_ops.describe(dtype, head_dim, value_dim, out);
 }

@@ -1,4 +1,4 @@
-/* The own kernel for tensor cores: bfloat16 and float16, any mask, no torch. */
+/* The own kernel: bfloat16 and float16 on tensor cores, float32 exact, any mask, no torch. */
 #ifndef CP_CUDA_KERNEL_OWN_H
 #define CP_CUDA_KERNEL_OWN_H
 

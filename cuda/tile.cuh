@@ -1,11 +1,23 @@
-/* Tiles of rows in shared memory, and what tensor cores make of two of them: what the
- * passes of the own kernel share.
+/* Tiles of rows in shared memory, and the scores of two of them: what the passes of the own
+ * kernel share.
  *
  * In each pass a block of threads has rows of one side, its own, and goes over the rows of
  * the other: attend and the gradient of q have queries and go over keys, the gradients of k
- * and v have keys and go over queries. A warp has 16 rows for each of its TILES. In shared
- * memory a row has WIDTH columns, 64, 128 or 256; what a tensor lacks of columns and rows
- * is zero there, and columns are computed with up to the next multiple of CP_TILE_STEP. */
+ * and v have keys and go over queries. In shared memory a row has WIDTH columns, 64, 128 or
+ * 256; what a tensor lacks of rows, and of columns up to the next multiple of a product's
+ * STEP, is zero there.
+ *
+ * How two tiles are multiplied is a product's business (by_mma.cuh, by_fma.cuh):
+ *   Number                the type of what is multiplied
+ *   LANES                 how many lanes of a warp share a row (struct cp_lanes)
+ *   SCORE_GROUP,
+ *   SUM_GROUP             columns that a lane has side by side, of scores and of sums over
+ *                         rows
+ *   STEP                  columns are computed with up to the next multiple
+ *   dots<WIDTH>           to = own . other: a warp's own rows with all rows of `other`
+ *   add<WIDTH>            to += weight other
+ *   ROOM                  bytes of shared memory that a warp needs for add
+ *   exp                   e^x, where x is a difference of scores */
 #ifndef CP_CUDA_TILE_CUH
 #define CP_CUDA_TILE_CUH
 
@@ -16,191 +28,106 @@
 enum {
     CP_TILE_WARPS = 4,
     CP_TILE_THREADS = 32 * CP_TILE_WARPS,
-    CP_TILE_STEP = 32,
     CP_TILE_MOST_BYTES = 99
         << 10, /* of shared memory a block: all architectures have it */
 };
 
-/* A lane's share of a fragment (mma.cuh). */
-struct cp_lane {
-    int row, column; /* g and 2 t */
+/* How the lanes of a warp lie over rows and columns of numbers: LANES side by side, each
+ * with GROUP columns together, and as often as there are columns; then the next row. What a
+ * lane has is an array of rows of columns, counted by itself. */
+template <int LANES, int GROUP> struct cp_lanes {
+    static constexpr int ROWS = 32 / LANES;    /* from one row of a lane to its next */
+    static constexpr int SPAN = LANES * GROUP; /* from one group to the next */
+
+    __device__ static int row(int i)
+    {
+        return i * ROWS + (int)threadIdx.x % 32 / LANES;
+    }
+
+    __device__ static int column(int j)
+    {
+        return j / GROUP * SPAN + (int)threadIdx.x % LANES * GROUP + j % GROUP;
+    }
 };
 
-__device__ inline cp_lane cp_lane_of_thread()
+template <int ROWS, int COLUMNS>
+__device__ inline void cp_clear(float (&numbers)[ROWS][COLUMNS])
 {
-    int lane = (int)threadIdx.x % 32;
-    return cp_lane{lane / 4, lane % 4 * 2};
+    CP_CUDA_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        CP_CUDA_UNROLL
+        for (int j = 0; j < COLUMNS; j++) {
+            numbers[i][j] = 0;
+        }
+    }
 }
 
 /* ---- memory ---- */
 
 /* Where a byte of a row lies: 16 bytes stay together, and those at the same place of eight
  * rows that follow each other are in different banks. */
-template <int WIDTH> __device__ inline int cp_tile_at(int row, int byte)
+template <int ROW_BYTES> __device__ inline int cp_tile_at(int row, int byte)
 {
-    return row * (2 * WIDTH) + (byte ^ ((row & 7) << 4));
+    return row * ROW_BYTES + (byte ^ ((row & 7) << 4));
 }
 
-/* The longest word that rows of `dim` numbers can be read in. */
-__device__ inline int cp_tile_word(const cp_rows &from, int dim)
+/* The longest word that rows of `dim` numbers of T can be read in. */
+template <class T> __device__ inline int cp_tile_word(const cp_rows &from, int dim)
 {
-    uint64_t bits = (uint64_t)from.data | (uint64_t)from.row | 2 * (uint64_t)dim;
-    return from.element != 2 ? 2
-           : bits % 16 == 0  ? 16
-           : bits % 8 == 0   ? 8
-           : bits % 4 == 0   ? 4
-                             : 2;
+    uint64_t bits =
+        (uint64_t)from.data | (uint64_t)from.row | sizeof(T) * (uint64_t)dim;
+    return from.element != sizeof(T) ? (int)sizeof(T)
+           : bits % 16 == 0          ? 16
+           : bits % 8 == 0           ? 8
+           : bits % 4 == 0           ? 4
+                                     : (int)sizeof(T);
 }
 
-template <int WORD, int ROWS, int WIDTH>
+template <class Product, int WORD, int ROWS, int WIDTH>
 __device__ inline void cp_tile_load_words(char *tile, const cp_rows &from, int count,
                                           int dim)
 {
-    constexpr int WORDS = 2 * WIDTH / WORD; /* a row */
-    int bytes = 2 * dim,
-        end = 2 * ((dim + CP_TILE_STEP - 1) / CP_TILE_STEP * CP_TILE_STEP);
+    constexpr int NUMBER = sizeof(typename Product::Number), STEP = Product::STEP;
+    constexpr int WORDS = NUMBER * WIDTH / WORD; /* a row */
+    int bytes = NUMBER * dim, end = NUMBER * ((dim + STEP - 1) / STEP * STEP);
     CP_CUDA_UNROLL_BY(1) /* addresses of more would not fit into registers */
     for (int i = (int)threadIdx.x; i < ROWS * WORDS; i += CP_TILE_THREADS) {
         int row = i / WORDS, byte = i % WORDS * WORD;
         bool is_there = row < count && byte < bytes;
-        char *to = tile + cp_tile_at<WIDTH>(row, byte);
+        char *to = tile + cp_tile_at<NUMBER * WIDTH>(row, byte);
         if (byte >= end) {
             continue;
         }
-        if constexpr (WORD == 2) { /* apart from each other, or too small for a copy */
-            const char *at = from.data + row * from.row + byte / 2 * from.element;
-            *(uint16_t *)to = is_there ? *(const uint16_t *)at : (uint16_t)0;
+        /* Numbers alone may lie apart from each other. */
+        int64_t at = row * from.row +
+                     (WORD == NUMBER ? byte / NUMBER * from.element : (int64_t)byte);
+        if constexpr (WORD < 4) { /* too small for a copy */
+            *(uint16_t *)to =
+                is_there ? *(const uint16_t *)(from.data + at) : (uint16_t)0;
         } else {
-            cp_copy_async<WORD>(to, from.data + (is_there ? row * from.row + byte : 0),
-                                is_there);
+            cp_copy_async<WORD>(to, from.data + (is_there ? at : 0), is_there);
         }
     }
 }
 
 /* All threads of the block: fills a tile from the rows on from `first`, of `all`. */
-template <int ROWS, int WIDTH>
+template <class Product, int ROWS, int WIDTH>
 __device__ inline void cp_tile_load(char *tile, const cp_rows &rows, int64_t first,
                                     int64_t all, int dim)
 {
+    using Number = typename Product::Number;
     const cp_rows from = {rows.data + first * rows.row, rows.row, rows.element};
     int count = all - first < ROWS ? (int)(all - first) : ROWS;
-    switch (cp_tile_word(from, dim)) {
+    switch (cp_tile_word<Number>(from, dim)) {
     case 16:
-        return cp_tile_load_words<16, ROWS, WIDTH>(tile, from, count, dim);
+        return cp_tile_load_words<Product, 16, ROWS, WIDTH>(tile, from, count, dim);
     case 8:
-        return cp_tile_load_words<8, ROWS, WIDTH>(tile, from, count, dim);
+        return cp_tile_load_words<Product, 8, ROWS, WIDTH>(tile, from, count, dim);
     case 4:
-        return cp_tile_load_words<4, ROWS, WIDTH>(tile, from, count, dim);
+        return cp_tile_load_words<Product, 4, ROWS, WIDTH>(tile, from, count, dim);
     default:
-        return cp_tile_load_words<2, ROWS, WIDTH>(tile, from, count, dim);
-    }
-}
-
-/* ---- products ---- */
-
-/* cp_tile_at for rows and columns from multiples of 8 and 16 on, to which the lane adds
- * `lane_row` and `lane_byte`, 0 or 16. What the lane has of it is one of four numbers. */
-template <int WIDTH>
-__device__ inline int cp_tile_lane_at(int row, int lane_row, int column, int lane_byte)
-{
-    int lane_place = lane_byte ^ (lane_row % 8 * 16), byte = 2 * column;
-    return (row + lane_row) * (2 * WIDTH) + byte / 128 * 128 +
-           (byte % 128 ^ lane_place);
-}
-
-/* 16 rows and 16 columns as a fragment a; transposed, as two fragments b whose rows are the
- * tile's. */
-template <int WIDTH, bool IS_TRANSPOSED>
-__device__ inline void cp_tile_fragment(uint32_t (&to)[4], const char *tile, int row,
-                                        int column)
-{
-    int lane = (int)threadIdx.x % 32;
-    cp_load_matrices<IS_TRANSPOSED>(
-        to, tile + cp_tile_lane_at<WIDTH>(row, lane % 16, column, lane / 16 * 16));
-}
-
-/* 16 rows and 16 columns as two fragments b whose columns are the tile's rows. */
-template <int WIDTH>
-__device__ inline void cp_tile_columns(uint32_t (&to)[4], const char *tile, int row,
-                                       int column)
-{
-    int lane = (int)threadIdx.x % 32;
-    cp_load_matrices<false>(to,
-                            tile + cp_tile_lane_at<WIDTH>(row, lane % 8 + lane / 16 * 8,
-                                                          column, lane / 8 % 2 * 16));
-}
-
-/* to = own . other over `dim` columns: the warp's rows of `own`, from `own_row` on, with
- * the 8 N rows of `other`. */
-template <class T, int WIDTH, int TILES, int N>
-__device__ inline void cp_tile_dots(float (&to)[TILES][N][4], const char *own,
-                                    int own_row, const char *other, int dim)
-{
-    CP_CUDA_UNROLL
-    for (int m = 0; m < TILES; m++) {
-        CP_CUDA_UNROLL
-        for (int n = 0; n < N; n++) {
-            to[m][n][0] = to[m][n][1] = to[m][n][2] = to[m][n][3] = 0;
-        }
-    }
-    __syncwarp(); /* lanes may have gone apart, and the rest is for all together */
-    CP_CUDA_UNROLL_BY(1)
-    for (int step = 0; step < dim; step += CP_TILE_STEP) {
-        CP_CUDA_UNROLL
-        for (int i = 0; i < CP_TILE_STEP; i += 16) {
-            uint32_t a[TILES][4];
-            CP_CUDA_UNROLL
-            for (int m = 0; m < TILES; m++) {
-                cp_tile_fragment<WIDTH, false>(a[m], own, own_row + 16 * m, step + i);
-            }
-            CP_CUDA_UNROLL
-            for (int n = 0; n < N; n += 2) {
-                uint32_t b[4];
-                cp_tile_columns<WIDTH>(b, other, 8 * n, step + i);
-                CP_CUDA_UNROLL
-                for (int m = 0; m < TILES; m++) {
-                    cp_mma<T>(to[m][n], a[m], b[0], b[1]);
-                    cp_mma<T>(to[m][n + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
-}
-
-/* to += weight other, over `dim` columns; weights are rounded to T. */
-template <class T, int WIDTH, int TILES, int N>
-__device__ inline void cp_tile_add(float (&to)[TILES][WIDTH / 8][4],
-                                   const float (&weight)[TILES][N][4],
-                                   const char *other, int dim)
-{
-    uint32_t a[TILES][N / 2][4];
-    CP_CUDA_UNROLL
-    for (int m = 0; m < TILES; m++) {
-        CP_CUDA_UNROLL
-        for (int n = 0; n < N; n++) { /* a sum's columns are half of a's */
-            a[m][n / 2][n % 2 * 2] = cp_pack<T>(weight[m][n][0], weight[m][n][1]);
-            a[m][n / 2][n % 2 * 2 + 1] = cp_pack<T>(weight[m][n][2], weight[m][n][3]);
-        }
-    }
-    __syncwarp(); /* as in cp_tile_dots */
-    CP_CUDA_UNROLL
-    for (int step = 0; step < WIDTH; step += CP_TILE_STEP) {
-        if (step >= dim) {
-            continue; /* uniform */
-        }
-        CP_CUDA_UNROLL
-        for (int k = 0; k < N / 2; k++) {
-            CP_CUDA_UNROLL
-            for (int i = 0; i < CP_TILE_STEP; i += 16) {
-                uint32_t b[4];
-                cp_tile_fragment<WIDTH, true>(b, other, 16 * k, step + i);
-                CP_CUDA_UNROLL
-                for (int m = 0; m < TILES; m++) {
-                    cp_mma<T>(to[m][(step + i) / 8], a[m][k], b[0], b[1]);
-                    cp_mma<T>(to[m][(step + i) / 8 + 1], a[m][k], b[2], b[3]);
-                }
-            }
-        }
+        return cp_tile_load_words<Product, sizeof(Number), ROWS, WIDTH>(tile, from,
+                                                                        count, dim);
     }
 }
 
@@ -231,81 +158,53 @@ __device__ inline cp_span cp_span_of(const cp_place &place, int64_t own, int64_t
     }
 }
 
-/* Does none of the warp's rows, which begin at `own`, meet any of the tile's? */
-template <bool IS_BY_KEYS, int TILES, int N>
+/* Does none of the warp's ROWS rows, which begin at `own`, meet any of the tile's OTHERS? */
+template <bool IS_BY_KEYS, int ROWS, int OTHERS>
 __device__ inline bool cp_tile_is_hidden(const cp_place &place, int64_t own,
                                          int64_t owns, int64_t others, int64_t first)
 {
     /* A later query sees more, an earlier key is seen by more. */
-    int64_t widest = IS_BY_KEYS ? own : own + 16 * TILES - 1;
+    int64_t widest = IS_BY_KEYS ? own : own + ROWS - 1;
     cp_span span = cp_span_of<IS_BY_KEYS>(place, widest, others, first);
-    return own >= owns || span.end <= 0 || span.first >= 8 * N;
+    return own >= owns || span.end <= 0 || span.first >= OTHERS;
 }
 
-/* Dot products of 16 own rows, of which this lane's first is `own`, become scores; -inf
- * where two rows do not meet, as the rows behind the last of `owns` meet none. */
-template <class T, bool IS_BY_KEYS, int N>
-__device__ inline void
-cp_tile_scores(float (&score)[N][4], const cp_place &place, const cp_mask_plane &mask,
-               double scale, int64_t own, int64_t owns, int64_t others, int64_t first)
+/* Dot products of the own row `own` become scores; -inf where two rows do not meet, as the
+ * rows behind the last of `owns` meet none. */
+template <class Product, bool IS_BY_KEYS, int COLUMNS>
+__device__ inline void cp_tile_scores(float (&score)[COLUMNS], const cp_place &place,
+                                      const cp_mask_plane &mask, double scale,
+                                      int64_t own, int64_t owns, int64_t others,
+                                      int64_t first)
 {
-    int column = cp_lane_of_thread().column;
+    constexpr int GROUP = Product::SCORE_GROUP;
+    using Lanes = cp_lanes<Product::LANES, GROUP>;
     int64_t by_own = IS_BY_KEYS ? mask.key : mask.row;
     int64_t by_other = IS_BY_KEYS ? mask.row : mask.key;
+    cp_span span = cp_span_of<IS_BY_KEYS>(place, own, others, first);
+    span.end = own < owns ? span.end : 0;
+    bool is_plain =
+        mask.data == nullptr && span.first <= 0 && span.end >= COLUMNS * Product::LANES;
+    /* The mask from these numbers on: one address that moves, where one for each number
+     * would not fit into registers. */
+    cp_mask_plane at = mask;
+    at.data += own * by_own + (first + Lanes::column(0)) * by_other;
     CP_CUDA_UNROLL
-    for (int half = 0; half < 2; half++) {
-        cp_span span = cp_span_of<IS_BY_KEYS>(place, own + 8 * half, others, first);
-        span.end = own + 8 * half < owns ? span.end : 0;
-        bool is_plain = mask.data == nullptr && span.first <= 0 && span.end >= 8 * N;
-        /* The mask from these numbers on: one address that moves, where one for each
-         * number would not fit into registers. */
-        cp_mask_plane at = mask;
-        at.data += (own + 8 * half) * by_own + (first + column) * by_other;
+    for (int j = 0; j < COLUMNS; j += GROUP, at.data += Lanes::SPAN * by_other) {
         CP_CUDA_UNROLL
-        for (int n = 0; n < N; n++, at.data += 8 * by_other) {
-            CP_CUDA_UNROLL
-            for (int i = 0; i < 2; i++) {
-                float *to = &score[n][2 * half + i];
-                int other = 8 * n + column + i;
-                if (is_plain) {
-                    *to *= (float)scale;
-                } else if (other < span.first || other >= span.end) {
-                    *to = -cp_infinity<float>();
-                } else {
-                    *to = cp_score<T>(*to, scale, at, IS_BY_KEYS ? i : 0,
-                                      IS_BY_KEYS ? 0 : i);
-                }
+        for (int i = 0; i < GROUP; i++) {
+            float *to = &score[j + i];
+            int other = Lanes::column(j) + i;
+            if (is_plain) {
+                *to *= (float)scale;
+            } else if (other < span.first || other >= span.end) {
+                *to = -cp_infinity<float>();
+            } else {
+                *to = cp_score<typename Product::Number>(
+                    *to, scale, at, IS_BY_KEYS ? i : 0, IS_BY_KEYS ? 0 : i);
             }
         }
     }
-}
-
-/* e^x, where x is a difference of scores. */
-__device__ inline float cp_tile_exp(float x)
-{
-    constexpr float LOG2_E = 1.44269504088896340736f;
-    return cp_exp2(x * LOG2_E);
-}
-
-/* ---- the choice ---- */
-
-template <int WIDTH_> struct cp_tile_width {
-    static constexpr int WIDTH = WIDTH_;
-};
-
-/* What `run(T{}, cp_tile_width<WIDTH>{})` says, with the type of the dtype and the least
- * width that has both dims. */
-template <class Run>
-enum cp_code cp_with_tile(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
-                          const Run &run)
-{
-    int64_t dim = head_dim > value_dim ? head_dim : value_dim;
-    auto with = [&](auto type) {
-        return dim <= 64    ? run(type, cp_tile_width<64>{})
-               : dim <= 128 ? run(type, cp_tile_width<128>{})
-                            : run(type, cp_tile_width<256>{});
-    };
-    return dtype == CP_DTYPE_BFLOAT16 ? with(cp_bf16{}) : with(cp_f16{});
 }
 
 #endif

@@ -292,6 +292,17 @@ static void problem_fill(struct problem *p, struct test_rng *rng)
     p->dlse = random_numbers(rng, q_count(p), 1, CP_DTYPE_FLOAT32);
 }
 
+static void problem_context(const struct problem *p)
+{
+    TEST_CONTEXT("%s B %d rows %d keys %d heads %d/%d D %d Dv %d%s%s mask %s "
+                 "(%d,%d,%d,%d) size %g",
+                 cp_dtype_name(p->dtype), (int)p->batch, (int)p->rows, (int)p->keys,
+                 (int)p->heads, (int)p->kv_heads, (int)p->dim, (int)p->value_dim,
+                 p->is_causal ? " causal" : "", p->has_dlse ? " dlse" : "",
+                 cp_dtype_name(p->mask_dtype), (int)p->mask_n[0], (int)p->mask_n[1],
+                 (int)p->mask_n[2], (int)p->mask_n[3], p->size);
+}
+
 static void problem_init(struct problem *p, struct test_rng *rng, enum cp_dtype dtype)
 {
     *p = (struct problem){.dtype = dtype};
@@ -307,13 +318,7 @@ static void problem_init(struct problem *p, struct test_rng *rng, enum cp_dtype 
     if (test_rng_range(rng, 0, 2) > 0 && q_count(p) * p->keys > 0) {
         problem_mask(p, rng);
     }
-    TEST_CONTEXT("%s B %d rows %d keys %d heads %d/%d D %d Dv %d%s%s mask %s "
-                 "(%d,%d,%d,%d) size %g",
-                 cp_dtype_name(dtype), (int)p->batch, (int)p->rows, (int)p->keys,
-                 (int)p->heads, (int)p->kv_heads, (int)p->dim, (int)p->value_dim,
-                 p->is_causal ? " causal" : "", p->has_dlse ? " dlse" : "",
-                 cp_dtype_name(p->mask_dtype), (int)p->mask_n[0], (int)p->mask_n[1],
-                 (int)p->mask_n[2], (int)p->mask_n[3], p->size);
+    problem_context(p);
 }
 
 static void problem_free(struct problem *p)
@@ -682,6 +687,11 @@ TEST(float16)
 /* Any call shows ThreadSanitizer a barrier that is missing. */
 enum { OWN_CALLS = TEST_UNDER_TSAN ? 8 : 30, OWN_SPECIALS = TEST_UNDER_TSAN ? 2 : 10 };
 
+TEST(own_float32)
+{
+    many_calls(&cp_kernel_own_ops, CP_DTYPE_FLOAT32, 36, OWN_CALLS);
+}
+
 TEST(own_bfloat16)
 {
     many_calls(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 30, OWN_CALLS);
@@ -690,6 +700,95 @@ TEST(own_bfloat16)
 TEST(own_float16)
 {
     many_calls(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 31, OWN_CALLS);
+}
+
+/* Dims, rows and keys just below, at and above what the own kernel's tiles, chunks and lanes
+ * have; each dim meets each count at times, with the rest at random. */
+static void own_edges(enum cp_dtype dtype, uint64_t stream, int calls)
+{
+    static const int64_t dims[] = {1,  2,  15,  16,  17,  31,  33, 63,
+                                   64, 65, 127, 128, 129, 255, 256};
+    static const int64_t counts[] = {1,  7,  8,  15, 16, 17, 23, 24, 25,
+                                     31, 32, 33, 63, 64, 65, 95, 96, 97};
+    enum {
+        DIMS = sizeof dims / sizeof dims[0],
+        COUNTS = sizeof counts / sizeof counts[0]
+    };
+    struct test_rng rng = test_rng_init(stream);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    cuda.ops = &cp_kernel_own_ops;
+    judge_worst = 0;
+    for (int i = 0; i < calls; i++) {
+        struct problem p = {.dtype = dtype, .batch = 1, .size = 1};
+        p.dim = dims[i % DIMS];
+        p.value_dim =
+            i / DIMS % 2 == 0 ? p.dim : dims[test_rng_range(&rng, 0, DIMS - 1)];
+        p.rows = counts[test_rng_range(&rng, 0, COUNTS - 1)];
+        p.keys = counts[test_rng_range(&rng, 0, COUNTS - 1)];
+        p.kv_heads = 1;
+        p.heads = test_rng_range(&rng, 1, 2);
+        p.scale = 1 / sqrt((double)p.dim);
+        p.is_causal = test_rng_range(&rng, 0, 1) == 1;
+        p.q_first = test_rng_range(&rng, 0, 40);
+        p.k_first = test_rng_range(&rng, 0, 40);
+        problem_fill(&p, &rng);
+        if (test_rng_range(&rng, 0, 1) == 1) {
+            problem_mask(&p, &rng);
+        }
+        problem_context(&p);
+        compare(&p, rng, &cuda);
+        (void)test_rng_next(&rng);
+        problem_free(&p);
+    }
+    printf("%s, %s, edges: %d calls, worst error %.2f of what is allowed\n",
+           cuda.ops->name, cp_dtype_name(dtype), calls, judge_worst);
+    cuda_machine_close(&cuda);
+}
+
+TEST(own_edges_float32)
+{
+    own_edges(CP_DTYPE_FLOAT32, 37, 2 * OWN_CALLS);
+}
+
+TEST(own_edges_bfloat16)
+{
+    own_edges(CP_DTYPE_BFLOAT16, 38, OWN_CALLS);
+}
+
+/* A row that sees one key has weight 1, whatever its score is: in float32 dout . v and
+ * delta are the same number, and no gradient is left of q and k. */
+TEST(one_key_leaves_no_slope)
+{
+    const struct cp_kernel_ops *const ops[] = {&cp_kernel_cuda_plain_ops,
+                                               &cp_kernel_own_ops};
+    const int64_t dims[] = {1, 17, 64, 72, 128, 255};
+    struct test_rng rng = test_rng_init(39);
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    for (int i = 0; i < 12; i++) {
+        struct problem p = {.dtype = CP_DTYPE_FLOAT32,
+                            .batch = 2,
+                            .rows = 35,
+                            .keys = 1,
+                            .heads = 3,
+                            .kv_heads = 1,
+                            .dim = dims[i / 2],
+                            .value_dim = dims[i / 2],
+                            .scale = 0.25,
+                            .size = 1};
+        cuda.ops = ops[i % 2];
+        problem_fill(&p, &rng);
+        problem_context(&p);
+        struct answer got = answer_new(&p);
+        run(&p, &cuda, rng, p.dtype, &got);
+        CHECK(largest(got.dq, q_count(&p) * p.dim) == 0);
+        CHECK(largest(got.dk, k_count(&p) * p.dim) == 0);
+        CHECK(largest(got.dv, k_count(&p) * p.value_dim) > 0);
+        answer_free(&got);
+        problem_free(&p);
+    }
+    cuda_machine_close(&cuda);
 }
 
 /* ---- blocks answered by themselves, and merged ---- */
@@ -822,6 +921,8 @@ TEST(torch_answers_blocks_with_cudnn)
 /* Thousands of keys: sums must not lose digits with length. */
 TEST(long_sums)
 {
+    const struct cp_kernel_ops *const ops[] = {&cp_kernel_cuda_plain_ops,
+                                               &cp_kernel_own_ops};
     struct test_rng rng = test_rng_init(6);
     struct machine cuda;
     REQUIRE(cuda_machine(&cuda));
@@ -836,7 +937,10 @@ TEST(long_sums)
                         .scale = 0.25,
                         .size = 1};
     problem_fill(&p, &rng);
-    compare(&p, rng, &cuda);
+    for (int i = 0; i < 2; i++) {
+        cuda.ops = ops[i];
+        compare(&p, rng, &cuda);
+    }
     problem_free(&p);
     cuda_machine_close(&cuda);
 }
@@ -903,6 +1007,7 @@ TEST(special_numbers_spread_as_on_the_host)
 {
     special_numbers(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 8, 20);
     special_numbers(&cp_kernel_cuda_plain_ops, CP_DTYPE_BFLOAT16, 9, 20);
+    special_numbers(&cp_kernel_own_ops, CP_DTYPE_FLOAT32, 40, 2 * OWN_SPECIALS);
     special_numbers(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 32, OWN_SPECIALS);
     special_numbers(&cp_kernel_own_ops, CP_DTYPE_FLOAT16, 33, OWN_SPECIALS);
 }
@@ -936,6 +1041,7 @@ static void same_gradients(const struct cp_kernel_ops *ops, enum cp_dtype dtype,
 TEST(gradients_are_the_same_in_every_run)
 {
     same_gradients(&cp_kernel_cuda_plain_ops, CP_DTYPE_FLOAT32, 34);
+    same_gradients(&cp_kernel_own_ops, CP_DTYPE_FLOAT32, 41);
     same_gradients(&cp_kernel_own_ops, CP_DTYPE_BFLOAT16, 35);
 }
 
@@ -948,8 +1054,8 @@ TEST(selection)
             0, CP_BACKEND_NATIVE, (enum cp_dtype)dtype, 65, 3, &ops, &format);
         bool attends = cp_dtype_attends((enum cp_dtype)dtype);
         CHECK_EQ_I64(code, attends ? CP_OK : CP_ERR_UNSUPPORTED);
-        bool is_half = dtype == CP_DTYPE_BFLOAT16 || dtype == CP_DTYPE_FLOAT16;
-        CHECK(ops == (is_half   ? &cp_kernel_own_ops
+        bool is_own = attends && dtype != CP_DTYPE_FLOAT64;
+        CHECK(ops == (is_own    ? &cp_kernel_own_ops
                       : attends ? &cp_kernel_cuda_plain_ops
                                 : NULL));
         if (attends) {
@@ -960,7 +1066,7 @@ TEST(selection)
             CHECK_EQ_I64(cp_panel_bytes(&format.v, 64), 64 * 3 * bytes);
             CHECK_EQ_I64(cp_panel_bytes(&format.state, 64), 64 * 5 * sum);
             CHECK(ops->abi == CP_KERNEL_ABI);
-            CHECK_EQ_STR(ops->name, is_half ? "cuda_own" : "cuda_plain");
+            CHECK_EQ_STR(ops->name, is_own ? "cuda_own" : "cuda_plain");
         }
     }
     const struct cp_kernel_ops *ops = NULL;

@@ -248,8 +248,9 @@ TEST(selection)
     CHECK_EQ_STR(selected("torch", CP_DTYPE_BFLOAT16, 256), "cuda_torch");
     CHECK_EQ_STR(selected("plain", CP_DTYPE_FLOAT16, 64), "cuda_plain");
     CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT16, 64), "cuda_own");
-    CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT32, 64), "NotSupported");
-    CHECK_STR_HAS(cp_last_error()->text, "not in float32 with 64 (q, k) and 64 (v)");
+    CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT32, 64), "cuda_own");
+    CHECK_EQ_STR(selected("own", CP_DTYPE_FLOAT64, 64), "NotSupported");
+    CHECK_STR_HAS(cp_last_error()->text, "not in float64 with 64 (q, k) and 64 (v)");
     CHECK_EQ_STR(selected("own", CP_DTYPE_BFLOAT16, 257), "NotSupported");
     CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT64, 64), "cuda_plain");
     CHECK_EQ_STR(selected(NULL, CP_DTYPE_FLOAT16, 65), "cuda_own");
