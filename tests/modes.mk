@@ -19,13 +19,13 @@ ifeq ($(MODE_$(MODE)),)
 $(error MODE is "$(MODE)"; allowed: plain, asan, tsan, release)
 endif
 # Seconds: what one test may take (test.h) and what one program may take.
-DEADLINE_plain := 60
-DEADLINE_asan := 180
-DEADLINE_tsan := 180
-DEADLINE_release := 60
-LIMIT_plain := 300
-LIMIT_asan := 600
-LIMIT_tsan := 600
+DEADLINE_plain := 120
+DEADLINE_asan := 300
+DEADLINE_tsan := 300
+DEADLINE_release := 120
+LIMIT_plain := 600
+LIMIT_asan := 1200
+LIMIT_tsan := 1200
 LIMIT_release := 300
 
 # gcc 12's ThreadSanitizer cannot start where the kernel spreads mappings widely

@@ -44,4 +44,5 @@ def open_gpus(transport="nccl"):
     assert (live.blocks, live.streams, live.events, live.comms) == (0, 0, 0, 0)
     assert (live.mappings, live.graphs) == (0, 0)
     assert sim.LIB.simgpu_violations() == 0
+    sim.LIB.simgpu_reset()  # the work may have been dry
     del os.environ["CP_ATTN_TRANSPORT"]
