@@ -14,8 +14,8 @@ struct cp_by_fma {
     using Number = float;
     static constexpr int LANES = 8, SCORE_GROUP = 1, SUM_GROUP = 4, STEP = 64;
 
-    /* Numbers of a row of weights in the room: rows that follow each other begin in
-     * different banks. */
+    /* Numbers of a row of weights in the room: the rows of a lane's column begin in different
+     * banks, but for 16 of a row, where two share one. */
     template <int OTHERS>
     static constexpr int PITCH = OTHERS % 32 == 0 ? OTHERS + 8 : OTHERS;
     template <int ROWS, int OTHERS>

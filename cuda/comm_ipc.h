@@ -7,7 +7,7 @@
  * before, but a GPU may still be reading, so `begin` has the stream wait until all have
  * left. What goes wrong with what was enqueued is noticed by a thread
  * (cuda/ipc_watcher.h). Ranks may be processes or threads of one; processes may share a
- GPU. */
+ * GPU. */
 #ifndef CP_CUDA_COMM_IPC_H
 #define CP_CUDA_COMM_IPC_H
 

@@ -11,8 +11,8 @@ enum cp_code cp_held_graphs_find(struct cp_held_graph **alive, uint64_t capture,
     while (graph != NULL && graph->capture != capture) {
         graph = graph->next;
     }
-    *is_new = graph == NULL;
-    if (graph == NULL) {
+    bool is_missing = graph == NULL;
+    if (is_missing) {
         CP_TRY(cp_mem_create(bytes, "a graph", &block));
         graph = block;
         graph->capture = capture;
@@ -20,6 +20,7 @@ enum cp_code cp_held_graphs_find(struct cp_held_graph **alive, uint64_t capture,
         *alive = graph;
     }
     *out = graph;
+    *is_new = is_missing;
     return CP_OK;
 }
 

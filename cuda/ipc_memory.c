@@ -138,6 +138,11 @@ bool cp_ipc_memory_uses(const struct cp_ipc_memory *memory, int rank)
     return atomic_load(&own_notice(memory)->uses[rank]) != 0;
 }
 
+bool cp_ipc_memory_is_kept(const struct cp_ipc_memory *memory, int rank)
+{
+    return atomic_load(&notice_of(memory, rank)->is_kept) != 0;
+}
+
 static enum cp_code map(struct cp_ipc_memory *memory, int rank, const char *what,
                         void *address, cudaIpcMemHandle_t handle, void **out)
 {
@@ -212,6 +217,7 @@ void cp_ipc_memory_let_go(struct cp_ipc_memory *memory, int rank)
 void cp_ipc_memory_keep(struct cp_ipc_memory *memory)
 {
     (void)cp_mapping_share(memory->boards.in);
+    atomic_store(&own_notice(memory)->is_kept, 1);
     memory->watch = NULL;
 }
 
@@ -220,14 +226,15 @@ void cp_ipc_memory_ask_back(struct cp_ipc_memory *memory)
     atomic_store(&own_notice(memory)->is_closing, 1);
 }
 
-/* By that rank, as far as its notice says. Of who has died after the notices were kept,
- * nothing is known. */
+/* By that rank, as far as its notice says. Who has closed counts as dead, and may use it
+ * all the same; who dies after that, or after this rank has closed, uses it for ever. */
 static bool is_used_by(const struct cp_ipc_memory *memory, int rank)
 {
     const struct cp_watch *watch = memory->watch;
     return rank != memory->rank &&
            atomic_load(&notice_of(memory, rank)->uses[memory->rank]) != 0 &&
-           (watch == NULL || !watch->is_dead(watch->peers, rank));
+           (watch == NULL || cp_ipc_memory_is_kept(memory, rank) ||
+            !watch->is_dead(watch->peers, rank));
 }
 
 bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory)

@@ -35,6 +35,8 @@ struct cp_ipc_notice {
     _Atomic uint32_t is_closing; /* its memory is wanted back; stored and loaded in one
                                     order with `uses`, which all agree on */
     _Atomic uint32_t uses[CP_IPC_RANKS]; /* by rank: whose memory this rank may touch */
+    _Atomic uint32_t
+        is_kept; /* it has closed its context, but not let go of all memory */
 };
 _Static_assert(sizeof(struct cp_ipc_notice) <= CP_BOARD_BYTES, "a notice fits a board");
 
@@ -81,6 +83,9 @@ void cp_ipc_memory_let_go(struct cp_ipc_memory *memory, int rank);
 bool cp_ipc_memory_is_wanted(const struct cp_ipc_memory *memory, int rank);
 /* May this rank touch that one's memory? */
 bool cp_ipc_memory_uses(const struct cp_ipc_memory *memory, int rank);
+
+/* Has that rank closed its context, but graphs, or work, that may touch others' memory? */
+bool cp_ipc_memory_is_kept(const struct cp_ipc_memory *memory, int rank);
 
 /* From now on the watch is not touched, and the page stays until the end. */
 void cp_ipc_memory_keep(struct cp_ipc_memory *memory);

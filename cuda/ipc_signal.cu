@@ -6,6 +6,8 @@
 namespace
 {
 
+static_assert((int)CP_IPC_SIGNALS <= (int)CP_IPC_LINE, "a line has all signals");
+
 /* A thread that waits looks again after a pause that grows up to this; a microsecond is
  * what a signal takes over NVLink. */
 constexpr unsigned FIRST_PAUSE_NS = 32, LONGEST_PAUSE_NS = 1024;

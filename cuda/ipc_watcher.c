@@ -108,7 +108,8 @@ static enum cp_code look_for_death(struct cp_ipc_watcher *watcher, int rank,
                                    int64_t now_ns, const char *where)
 {
     struct cp_watch *watch = watcher->watch;
-    if (!watch->is_dead(watch->peers, rank)) {
+    if (!watch->is_dead(watch->peers, rank) ||
+        cp_ipc_memory_is_kept(&watcher->memory, rank)) {
         return CP_OK;
     }
     if (seen->dead_ns == 0) {
@@ -212,7 +213,7 @@ static bool have_calls_ended(struct cp_ipc_watcher *watcher)
     }
     bool is_late = now_ns >= watcher->drained_ns;
     bool is_over = load(&watcher->desk->is_over) != 0;
-    if (!is_over && (is_late || !is_whole || watcher->is_broken)) {
+    if (!is_over && (is_late || !is_whole)) {
         cp_ipc_watcher_break(watcher);
         watcher->drained_ns = now_ns + drain_ns;
     }
@@ -236,20 +237,38 @@ static void let_go_of_all(struct cp_ipc_watcher *watcher)
     cp_ipc_memory_ask_back(&watcher->memory);
 }
 
+/* The deadline of a launch: nobody else looks after it any more. */
+static void end_late_launches(struct cp_ipc_watcher *watcher)
+{
+    int64_t now_ns = cp_now_ns();
+    for (int rank = 0; rank < watcher->memory.world; rank++) {
+        for (int signal = 0; signal < CP_IPC_SIGNALS; signal++) {
+            if (is_seen_again(watcher, rank, signal, now_ns) &&
+                waited(&watcher->seen[rank][signal], now_ns) > watcher->timeout) {
+                cp_ipc_watcher_break(watcher);
+            }
+        }
+    }
+}
+
 /* Does what can be done by now. Is there nothing more to wait for? */
 static bool wind_up(struct cp_ipc_watcher *watcher)
 {
-    if (!watcher->has_let_go && !watcher->is_stuck) {
-        if (watcher->graphs != NULL || !have_calls_ended(watcher)) {
-            return false;
-        }
-        if (!watcher->is_stuck) {
-            let_go_of_all(watcher);
-            watcher->has_let_go = true;
-            (void)pthread_cond_broadcast(&watcher->changed);
-        }
+    bool has_ended =
+        watcher->has_let_go || watcher->is_stuck || have_calls_ended(watcher);
+    if (watcher->graphs != NULL) {
+        end_late_launches(watcher);
+        return false;
     }
-    return watcher->is_stuck || !cp_ipc_memory_is_used(&watcher->memory);
+    if (!has_ended || watcher->is_stuck) {
+        return has_ended;
+    }
+    if (!watcher->has_let_go) {
+        let_go_of_all(watcher);
+        watcher->has_let_go = true;
+        (void)pthread_cond_broadcast(&watcher->changed);
+    }
+    return !cp_ipc_memory_is_used(&watcher->memory);
 }
 
 /* What was not made is NULL. */
@@ -503,8 +522,10 @@ void cp_ipc_watcher_destroy(struct cp_ipc_watcher **watcher)
         return;
     }
     lock(w);
-    w->is_broken = cp_watch_is_poisoned(w->watch);
     w->is_closing = true;
+    if (cp_watch_is_poisoned(w->watch)) {
+        cp_ipc_watcher_break(w);
+    }
     cp_worker_wake(&w->worker);
     wait_for_the_end(w);
     bool is_parked = !w->has_ended;

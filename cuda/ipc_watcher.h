@@ -2,16 +2,15 @@
  * enqueued, and after memory that others want back.
  *
  * While a call is under way on the GPU, or may be since graphs are alive that calls were
- * captured in, it looks every 50 ms: poison, errors of the device,
- * and what kernels that wait have noted (cuda/ipc_signal.h): death of a peer that is
- * waited for, a wait that takes too long, a peer that is in another call. Any of these
- * poisons the context and then ends all waits of this rank, so that the user's
- * synchronisation returns and his next call raises. While none is under way it lets go of
- * the memory of ranks that close.
+ * captured in, it looks every 50 ms: poison, errors of the device, and what kernels that
+ * wait have noted (cuda/ipc_signal.h): death of a peer that is waited for, a wait that
+ * takes too long, a peer that is in another call. Any of these poisons the context and
+ * then ends all waits of this rank, so that the user's synchronisation returns and his
+ * next call raises. While none is under way it lets go of the memory of ranks that close.
  *
  * At the end it gives everything back, when the graphs have gone and nobody uses this
  * rank's memory any more. Where that takes longer than the caller waits, he leaves the
- * thread to itself, which then touches neither the watch nor the page of the context.
+ * thread to itself, which then does not touch the watch, and has a share in the page.
  *
  * `memory` and all from `begun` on is guarded by `mutex`, but for `seen`, which is the
  * thread's own; everything else is constant after creation. It never calls the watch's
@@ -52,7 +51,6 @@ struct cp_ipc_watcher {
     struct cp_held_graph *graphs; /* alive, with calls in them */
     bool is_idle;       /* no call is under way on the GPU, as far as has been seen */
     bool is_closing;    /* the thread is to end */
-    bool is_broken;     /* the context was poisoned by then */
     int64_t drained_ns; /* until when outstanding work may take; 0: not asked yet */
     bool has_let_go;    /* of others' memory: only their use of this rank's is left */
     bool is_stuck;      /* the GPU gives nothing back */
@@ -92,7 +90,7 @@ void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher);
 /* Frees everything and leaves NULL; accepts NULL. Work that is outstanding gets a second
  * to end, then its waits are ended; in a broken context they are at once. Others that
  * still use this rank's memory get 0.3 s to let it go, and graphs none: after that the
- * thread is left to itself. What the device never gives back is left to the end of the
+ * thread is left to itself, and of launches it looks only whether they are late. What the device never gives back is left to the end of the
  * process. In a forked child it only frees the host's memory. */
 void cp_ipc_watcher_destroy(struct cp_ipc_watcher **watcher);
 

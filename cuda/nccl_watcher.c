@@ -288,6 +288,9 @@ static void *run(void *arg)
             look_and_judge(watcher);
         }
     }
+    if (watcher->is_broken && watcher->handle != NULL) {
+        abort_all(watcher); /* launches of graphs too */
+    }
     while (watcher->graphs.alive != NULL) {
         (void)pthread_cond_wait(&watcher->wake, &watcher->mutex);
     }

@@ -4,11 +4,10 @@
  * Two groups of entries, each optional as a whole; at least one is there. One-sided:
  * every rank has a window that the others read in place, and a few counters that only
  * grow within a call; none of an earlier call counts in a later one. Every call uses the
- * window from its start: on the host the gate before it says
- * that all ranks have left the call before, on a device `begin` and `end` do. Two-sided:
- * batches of sends and receives. Whatever fails once stays failed: the watch is poisoned,
- * and every later wait says why. `stream` is a device's lane, NULL on the host. One
- * thread at a time. */
+ * window from its start: on the host the gate before it says that all ranks have left the
+ * call before, on a device `begin` and `end` do. Two-sided: batches of sends and receives.
+ * Whatever fails once stays failed: the watch is poisoned, and every later wait says why.
+ * `stream` is a device's lane, NULL on the host. One thread at a time. */
 #ifndef CP_COMM_COMM_H
 #define CP_COMM_COMM_H
 

@@ -109,19 +109,6 @@ void cp_run_init(struct cp_run *run, const struct cp_run_env *env,
     }
 }
 
-bool cp_run_has_step(const struct cp_run *run, int lane)
-{
-    return run->cursor[lane] < run->schedule->step_count;
-}
-
-enum cp_code cp_run_tell(const struct cp_run *run)
-{
-    const struct cp_comm_call call = {
-        .seq = run->env.seq, .capture = run->env.capture, .stream = run->env.stream};
-    struct cp_comm *comm = run->env.comm;
-    return comm->ops->begin != NULL ? comm->ops->begin(comm, &call) : CP_OK;
-}
-
 /* The memory that a box names; data NULL for no box. */
 static struct cp_view view_of(const struct cp_run *run, const struct cp_box *box)
 {

@@ -55,6 +55,19 @@ static int event_of(int lane, int32_t done)
     return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
 }
 
+bool cp_run_has_step(const struct cp_run *run, int lane)
+{
+    return run->cursor[lane] < run->schedule->step_count;
+}
+
+enum cp_code cp_run_tell(const struct cp_run *run)
+{
+    const struct cp_comm_call call = {
+        .seq = run->env.seq, .capture = run->env.capture, .stream = run->env.stream};
+    struct cp_comm *comm = run->env.comm;
+    return comm->ops->begin != NULL ? comm->ops->begin(comm, &call) : CP_OK;
+}
+
 /* The caller's stream starts behind the call before this one, which may have come on
  * another stream and uses the same workspace, and behind all ranks' where windows are
  * used again; the lanes behind what the caller's has been given, which the event says at

@@ -24,7 +24,7 @@ bool cp_run_is_awaited(const struct cp_run *run, int lane, int32_t done);
 /* Needs the step another lane's that its own stream does not wait for yet? */
 bool cp_run_must_await(const struct cp_run *run, const struct cp_step *step, int other);
 
-/* Of exec/run.c. Is a step of the lane left? */
+/* Is a step of the lane left? */
 bool cp_run_has_step(const struct cp_run *run, int lane);
 /* Tells the communicator of the call, before its first step. */
 CP_NODISCARD enum cp_code cp_run_tell(const struct cp_run *run);

@@ -342,6 +342,102 @@ TEST(a_context_is_closed_before_its_graph)
     on_each(play_a_context_is_closed_before_its_graph);
 }
 
+/* Rank 0 has closed and counts as dead, but its graph lives: what it works on stays, though
+ * rank 1 has closed too. */
+static void close_beside_a_graph(int rank, void *arg)
+{
+    struct world *w = arg;
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    gpus_give(w, rank, w->scenes[0].tensors[rank], tensors);
+    (void)meet();
+    if (rank == 0) {
+        cp_context_destroy(&w->context[rank]);
+        atomic_store(&is_dead[0], true);
+    }
+    (void)meet();
+    if (rank == 1) {
+        CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+        cp_context_destroy(&w->context[rank]);
+        ranks_sleep_us(300000);
+        CHECK_EQ_I64(simgpu_live().mappings, 2); /* rank 0's: an inbox and a window */
+    }
+    (void)meet();
+    if (rank == 0) {
+        CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+    }
+}
+
+TEST(memory_stays_while_a_graph_works_on_it)
+{
+    struct world w;
+    over = &ipcs_apart;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, close_beside_a_graph, &w);
+    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    atomic_store(&is_dead[0], false);
+    close_one(&w);
+}
+
+/* Rank 0 closes while its launch waits for rank 1, which launches nothing: the deadline
+ * ends it still, and where rank 1 has broken the context it ends at once. */
+static void close_in_a_launch(struct world *w, int rank, bool is_broken)
+{
+    const struct gpu *gpu = w->own[rank];
+    struct cp_view tensors[CP_TENSORS];
+    cudaGraphExec_t exec = capture_one(w, rank, tensors);
+    if (rank == 0) {
+        CHECK_EQ_I64(cudaGraphLaunch(exec, gpu->stream), cudaSuccess);
+    } else if (is_broken) {
+        struct cp_status reason = {.code = CP_ERR_COMM, .rank = 1, .text = "no more"};
+        cp_watch_poison(&w->watch[rank], &reason);
+    }
+    (void)meet();
+    int64_t start_ns = cp_now_ns();
+    cp_context_destroy(&w->context[rank]);
+    CHECK_EQ_I64(cudaStreamSynchronize(gpu->stream), cudaSuccess);
+    CHECK(cp_now_ns() - start_ns < 5000000000);
+    gpus_free(w->scenes[0].tensors[rank], tensors);
+    (void)meet();
+    CHECK_EQ_I64(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
+static void close_in_a_late_launch(int rank, void *arg)
+{
+    close_in_a_launch(arg, rank, false);
+}
+
+static void close_in_a_broken_launch(int rank, void *arg)
+{
+    close_in_a_launch(arg, rank, true);
+}
+
+TEST(close_ends_a_launch_that_is_late)
+{
+    struct world w;
+    over = &ipcs;
+    gpus_timeout = 0.5;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, close_in_a_late_launch, &w);
+    gpus_timeout = 60.0;
+    close_one(&w);
+}
+
+static void play_a_broken_close(void)
+{
+    struct world w;
+    open_one(&w, 2, 1);
+    ranks_as_threads(w.size, close_in_a_broken_launch, &w);
+    close_one(&w);
+}
+
+TEST(close_of_a_broken_context_ends_launches)
+{
+    on_each(play_a_broken_close);
+}
+
 /* The graph goes first. */
 static void close_late(int rank, void *arg)
 {

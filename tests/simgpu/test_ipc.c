@@ -535,6 +535,37 @@ TEST(memory_of_the_host_that_runs_out)
     CHECK_EQ_I64(count, 3);
 }
 
+/* What fails where a call that is captured begins: nothing is left of it, and the next one
+ * goes on. */
+TEST(what_fails_in_a_capture)
+{
+    static const char *const failing[] = {"cudaUserObjectCreate",
+                                          "cudaGraphRetainUserObject"};
+    static struct rig rig;
+    rig_init(&rig, false, 30.0);
+    for (int i = -1; i < 2; i++) {
+        cudaGraph_t graph = NULL;
+        CHECK_EQ_I64(cudaSetDevice(0), cudaSuccess);
+        CHECK_EQ_I64(cudaStreamBeginCapture(rig.stream[0], cudaStreamCaptureModeGlobal),
+                     cudaSuccess);
+        if (i < 0) {
+            cp_mem_fail_after(0);
+        } else {
+            simgpu_fail_call(failing[i], 0, cudaErrorMemoryAllocation);
+        }
+        const struct cp_comm_call call = {.capture = (uint64_t)i + 100,
+                                          .stream = stream_of(&rig, 0)};
+        CHECK_EQ_I64(rig.comm[0]->ops->begin(rig.comm[0], &call), CP_ERR_NO_MEMORY);
+        cp_mem_fail_after(-1);
+        simgpu_fail_call("", -1, cudaSuccess);
+        CHECK_EQ_I64(cudaStreamEndCapture(rig.stream[0], &graph), cudaSuccess);
+        CHECK_EQ_I64(cudaGraphDestroy(graph), cudaSuccess);
+    }
+    rig.rounds = 4;
+    ranks_as_threads(WORLD, play, &rig);
+    rig_fini(&rig);
+}
+
 TEST(a_gpu_without_memory_for_a_window_goes_on)
 {
     static struct rig rig;
