@@ -407,11 +407,12 @@ static enum cp_code do_and_note(struct cp_run *run, int lane, int *done)
 /* One step of the lane, or a group of messages or of copies. CP_AGAIN where it must wait. */
 static enum cp_code advance(struct cp_run *run, int lane)
 {
+    bool is_async = cp_device_is_async(run->env.device);
     int done = 0;
     if (!cp_run_has_step(run, lane) || !may_go(run, lane)) {
         return CP_AGAIN;
     }
-    if (!run->is_posted[lane]) {
+    if (is_async && !run->is_posted[lane]) {
         CP_TRY(cp_run_await_lanes(run, lane));
     }
     CP_TRY(do_and_note(run, lane, &done));
@@ -419,7 +420,7 @@ static enum cp_code advance(struct cp_run *run, int lane)
         run->cursor[lane] = next_on_lane(run->schedule, lane, run->cursor[lane] + 1);
     }
     run->done[lane] += done;
-    return cp_run_record_lane(run, lane, done);
+    return is_async ? cp_run_record_lane(run, lane, done) : CP_OK;
 }
 
 /* All steps, in the order of the schedule: nothing here waits for a peer. */

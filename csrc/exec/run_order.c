@@ -55,11 +55,6 @@ static int event_of(int lane, int32_t done)
     return EVENT_LANE + lane * LANE_EVENTS + done % LANE_EVENTS;
 }
 
-bool cp_run_has_step(const struct cp_run *run, int lane)
-{
-    return run->cursor[lane] < run->schedule->step_count;
-}
-
 enum cp_code cp_run_tell(const struct cp_run *run)
 {
     const struct cp_comm_call call = {
@@ -120,7 +115,7 @@ enum cp_code cp_run_await_lanes(struct cp_run *run, int lane)
 {
     const struct cp_step *step = &run->schedule->steps[run->cursor[lane]];
     struct cp_device *device = run->env.device;
-    for (int other = 0; other < CP_LANES && cp_device_is_async(device); other++) {
+    for (int other = 0; other < CP_LANES; other++) {
         if (!cp_run_must_await(run, step, other)) {
             continue;
         }
@@ -134,7 +129,7 @@ enum cp_code cp_run_await_lanes(struct cp_run *run, int lane)
 enum cp_code cp_run_record_lane(struct cp_run *run, int lane, int newly_done)
 {
     struct cp_device *device = run->env.device;
-    for (int i = newly_done - 1; i >= 0 && cp_device_is_async(device); i--) {
+    for (int i = newly_done - 1; i >= 0; i--) {
         int32_t done = run->done[lane] - i;
         if (*place_of(run, lane, done)) {
             CP_TRY(

@@ -13,8 +13,7 @@ CP_NODISCARD enum cp_code cp_run_fork(struct cp_run *run);
 CP_NODISCARD enum cp_code cp_run_join(struct cp_run *run);
 
 /* Around the steps at the lane's cursor: its stream waits for what they need of other
- * lanes; and notes that steps have been enqueued up to `run->done[lane]`. Nothing on the
- * host. */
+ * lanes; and notes that steps have been enqueued up to `run->done[lane]`. */
 CP_NODISCARD enum cp_code cp_run_await_lanes(struct cp_run *run, int lane);
 CP_NODISCARD enum cp_code cp_run_record_lane(struct cp_run *run, int lane,
                                              int newly_done);
@@ -25,7 +24,11 @@ bool cp_run_is_awaited(const struct cp_run *run, int lane, int32_t done);
 bool cp_run_must_await(const struct cp_run *run, const struct cp_step *step, int other);
 
 /* Is a step of the lane left? */
-bool cp_run_has_step(const struct cp_run *run, int lane);
+static inline bool cp_run_has_step(const struct cp_run *run, int lane)
+{
+    return run->cursor[lane] < run->schedule->step_count;
+}
+
 /* Tells the communicator of the call, before its first step. */
 CP_NODISCARD enum cp_code cp_run_tell(const struct cp_run *run);
 
