@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 #include "base/watch_report.h"
 #include "capture.h"
 #include "cuda_check.h"
@@ -366,16 +367,6 @@ static enum cp_code make_events(struct cp_ipc_watcher *watcher)
     return CP_OK;
 }
 
-static void make_locks(struct cp_ipc_watcher *watcher)
-{
-    pthread_condattr_t clock;
-    (void)pthread_mutex_init(&watcher->mutex, NULL);
-    (void)pthread_condattr_init(&clock);
-    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of cp_now_ns */
-    (void)pthread_cond_init(&watcher->changed, &clock);
-    (void)pthread_condattr_destroy(&clock);
-}
-
 enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
                                    struct cp_ipc_watcher **out)
 {
@@ -387,7 +378,8 @@ enum cp_code cp_ipc_watcher_create(const struct cp_ipc_watcher_args *args,
     watcher->device = args->device;
     watcher->timeout = args->timeout;
     watcher->is_idle = true;
-    make_locks(watcher);
+    (void)pthread_mutex_init(&watcher->mutex, NULL);
+    cp_thread_cond_init(&watcher->changed);
     CP_TRY_GOTO(code, make_desk(watcher), done);
     CP_TRY_GOTO(code, make_events(watcher), done);
     CP_TRY_GOTO(
@@ -496,14 +488,12 @@ enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
 static void wait_for_the_end(struct cp_ipc_watcher *watcher)
 {
     int64_t until_ns = cp_now_ns() + 2 * drain_ns + let_go_ns;
-    int64_t others_ns = 0; /* when it had only others to wait for */
+    bool has_let_go = false;
     while (!watcher->has_ended && watcher->graphs == NULL && cp_now_ns() < until_ns) {
-        const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-                                       .tv_nsec = (long)(until_ns % 1000000000)};
-        (void)pthread_cond_timedwait(&watcher->changed, &watcher->mutex, &until);
-        if (watcher->has_let_go && others_ns == 0) {
-            others_ns = cp_now_ns();
-            until_ns = others_ns + let_go_ns;
+        (void)cp_thread_cond_wait(&watcher->changed, &watcher->mutex, until_ns);
+        if (watcher->has_let_go && !has_let_go) {
+            has_let_go = true;
+            until_ns = cp_now_ns() + let_go_ns;
         }
     }
 }

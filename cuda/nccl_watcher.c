@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 #include "base/watch_report.h"
 #include "capture.h"
 #include "cuda_check.h"
@@ -19,12 +20,6 @@ static const int64_t look_ns = 50000000;
 static const int64_t drain_ns = 1000000000;
 /* For NCCL to return from an abort. */
 static const int64_t abort_ns = 1000000000;
-
-static struct timespec timespec_of(int64_t ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000),
-                             .tv_nsec = (long)(ns % 1000000000)};
-}
 
 static void lock(struct cp_nccl_watcher *watcher)
 {
@@ -38,7 +33,7 @@ static void unlock(struct cp_nccl_watcher *watcher)
 
 static void pause_a_moment(void)
 {
-    struct timespec moment = timespec_of(200000);
+    const struct timespec moment = {.tv_nsec = 200000};
     (void)nanosleep(&moment, NULL);
 }
 
@@ -260,8 +255,8 @@ static void wait_for_work(struct cp_nccl_watcher *watcher)
         watcher->handle != NULL && (cp_nccl_batches_oldest(watcher->batches) != NULL ||
                                     watcher->graphs.alive != NULL);
     if (has_work) {
-        struct timespec until = timespec_of(cp_now_ns() + look_ns);
-        (void)pthread_cond_timedwait(&watcher->wake, &watcher->mutex, &until);
+        (void)cp_thread_cond_wait(&watcher->wake, &watcher->mutex,
+                                  cp_now_ns() + look_ns);
     } else {
         (void)pthread_cond_wait(&watcher->wake, &watcher->mutex);
     }
@@ -326,13 +321,9 @@ static enum cp_code fail_thread(const struct cp_watch *watch, int error)
 static int start(struct cp_nccl_watcher *watcher)
 {
     sigset_t all, before;
-    pthread_condattr_t clock;
     (void)pthread_mutex_init(&watcher->mutex, NULL);
-    (void)pthread_condattr_init(&clock);
-    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of cp_now_ns */
-    (void)pthread_cond_init(&watcher->wake, &clock);
-    (void)pthread_cond_init(&watcher->changed, &clock);
-    (void)pthread_condattr_destroy(&clock);
+    cp_thread_cond_init(&watcher->wake);
+    cp_thread_cond_init(&watcher->changed);
     /* Signals are for the program's own threads. */
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -422,13 +413,13 @@ void cp_nccl_watcher_wake(struct cp_nccl_watcher *watcher)
 
 void cp_nccl_watcher_break(struct cp_nccl_watcher *watcher)
 {
-    struct timespec until = timespec_of(cp_now_ns() + abort_ns);
+    int64_t until_ns = cp_now_ns() + abort_ns;
     int error = 0;
     lock(watcher);
     watcher->is_broken = true;
     (void)pthread_cond_signal(&watcher->wake);
     while ((watcher->handle != NULL || watcher->is_aborting) && error == 0) {
-        error = pthread_cond_timedwait(&watcher->changed, &watcher->mutex, &until);
+        error = cp_thread_cond_wait(&watcher->changed, &watcher->mutex, until_ns);
     }
     unlock(watcher);
 }
@@ -447,13 +438,13 @@ void cp_nccl_watcher_destroy(struct cp_nccl_watcher **watcher)
         cp_mem_destroy(&w);
         return;
     }
-    struct timespec until = timespec_of(cp_now_ns() + drain_ns + abort_ns);
+    int64_t until_ns = cp_now_ns() + drain_ns + abort_ns;
     lock(w);
     w->is_closing = true;
     w->is_broken = w->is_broken || cp_watch_is_poisoned(w->watch);
     (void)pthread_cond_signal(&w->wake);
     while (!w->has_ended && w->graphs.alive == NULL && error == 0) {
-        error = pthread_cond_timedwait(&w->changed, &w->mutex, &until);
+        error = cp_thread_cond_wait(&w->changed, &w->mutex, until_ns);
     }
     /* Parked, it may be freed as soon as the mutex is. */
     pthread_t thread = w->thread;

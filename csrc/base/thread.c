@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 enum cp_code cp_thread_fail(int error)
 {
@@ -27,4 +28,20 @@ enum cp_code cp_thread_start(pthread_t *thread, void *(*run)(void *arg), void *a
     int error = pthread_create(thread, NULL, run, arg);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error == 0 ? CP_OK : cp_thread_fail(error);
+}
+
+void cp_thread_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t clock;
+    (void)pthread_condattr_init(&clock);
+    (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of cp_now_ns */
+    (void)pthread_cond_init(cond, &clock);
+    (void)pthread_condattr_destroy(&clock);
+}
+
+int cp_thread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t until_ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+                                   .tv_nsec = (long)(until_ns % 1000000000)};
+    return pthread_cond_timedwait(cond, mutex, &until);
 }

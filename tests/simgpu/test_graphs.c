@@ -287,10 +287,37 @@ static void open_one(struct world *w, int ring, int ulysses)
 
 static void close_one(struct world *w)
 {
-    atomic_store(&is_dead[1], false); /* what it has open is open still */
+    for (int rank = 0; rank < w->size; rank++) {
+        atomic_store(&is_dead[rank], false); /* what it has open is open still */
+    }
     (void)pthread_barrier_destroy(&barrier);
     scene_destroy(&w->scenes[0]);
     world_close(w);
+}
+
+/* One scene, by all ranks; `is_right`: (optional) are the answers? */
+static void play_and_judge(int ring, int ulysses, void (*body)(int rank, void *world),
+                           bool *is_right)
+{
+    struct world w;
+    open_one(&w, ring, ulysses);
+    ranks_as_threads(w.size, body, &w);
+    if (is_right != NULL) {
+        *is_right = scene_judge(&w.scenes[0], CP_OP_ATTENTION);
+    }
+    close_one(&w);
+}
+
+static void play_one(int ring, int ulysses, void (*body)(int rank, void *world))
+{
+    play_and_judge(ring, ulysses, body, NULL);
+}
+
+static bool is_played_right(int ring, int ulysses, void (*body)(int rank, void *world))
+{
+    bool is_right = false;
+    play_and_judge(ring, ulysses, body, &is_right);
+    return is_right;
 }
 
 /* The forward of scene 0. */
@@ -330,11 +357,7 @@ static void close_early(int rank, void *arg)
 
 static void play_a_context_is_closed_before_its_graph(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, close_early, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
-    close_one(&w);
+    CHECK(is_played_right(2, 1, close_early));
 }
 
 TEST(a_context_is_closed_before_its_graph)
@@ -372,13 +395,8 @@ static void close_beside_a_graph(int rank, void *arg)
 
 TEST(memory_stays_while_a_graph_works_on_it)
 {
-    struct world w;
     over = &ipcs_apart;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, close_beside_a_graph, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
-    atomic_store(&is_dead[0], false);
-    close_one(&w);
+    CHECK(is_played_right(2, 1, close_beside_a_graph));
 }
 
 /* Rank 0 closes while its launch waits for rank 1, which launches nothing: the deadline
@@ -416,21 +434,15 @@ static void close_in_a_broken_launch(int rank, void *arg)
 
 TEST(close_ends_a_launch_that_is_late)
 {
-    struct world w;
     over = &ipcs;
     gpus_timeout = 0.5;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, close_in_a_late_launch, &w);
+    play_one(2, 1, close_in_a_late_launch);
     gpus_timeout = 60.0;
-    close_one(&w);
 }
 
 static void play_a_broken_close(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, close_in_a_broken_launch, &w);
-    close_one(&w);
+    play_one(2, 1, close_in_a_broken_launch);
 }
 
 TEST(close_of_a_broken_context_ends_launches)
@@ -452,11 +464,7 @@ static void close_late(int rank, void *arg)
 
 static void play_a_graph_goes_before_its_context(void)
 {
-    struct world w;
-    open_one(&w, 1, 2);
-    ranks_as_threads(w.size, close_late, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
-    close_one(&w);
+    CHECK(is_played_right(1, 2, close_late));
 }
 
 TEST(a_graph_goes_before_its_context)
@@ -514,11 +522,7 @@ static void capture_behind(int rank, void *arg)
 
 static void play_an_earlier_call_is_watched_while_one_is_captured(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, capture_behind, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
-    close_one(&w);
+    CHECK(is_played_right(2, 1, capture_behind));
 }
 
 TEST(an_earlier_call_is_watched_while_one_is_captured)
@@ -551,10 +555,7 @@ static void break_launch(int rank, void *arg)
 
 static void play_poison_ends_a_launch(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, break_launch, &w);
-    close_one(&w);
+    play_one(2, 1, break_launch);
 }
 
 TEST(poison_ends_a_launch)
@@ -592,12 +593,9 @@ static void launch_late(int rank, void *arg)
 
 static void play_a_launch_has_a_deadline(void)
 {
-    struct world w;
     gpus_timeout = 0.5;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, launch_late, &w);
+    play_one(2, 1, launch_late);
     gpus_timeout = 60.0;
-    close_one(&w);
 }
 
 TEST(a_launch_has_a_deadline)
@@ -616,10 +614,7 @@ static void launch_to_the_dead(int rank, void *arg)
 
 static void play_a_launch_notices_a_death(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, launch_to_the_dead, &w);
-    close_one(&w);
+    play_one(2, 1, launch_to_the_dead);
 }
 
 TEST(a_launch_notices_a_death)
@@ -651,13 +646,9 @@ static void launch_often(int rank, void *arg)
 
 static void play_many_launches_are_not_one_late_one(void)
 {
-    struct world w;
     gpus_timeout = 0.7;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, launch_often, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
+    CHECK(is_played_right(2, 1, launch_often));
     gpus_timeout = 60.0;
-    close_one(&w);
 }
 
 TEST(many_launches_are_not_one_late_one)
@@ -703,18 +694,13 @@ static void launch_another(int rank, void *arg)
 
 TEST(ranks_that_launch_different_graphs_are_told)
 {
-    struct world w;
     if (TEST_UNDER_TSAN) {
         TEST_SKIP("what is read after a wait that was ended is a race");
     }
     over = &ipcs;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, launch_another, &w);
-    close_one(&w);
+    play_one(2, 1, launch_another);
     over = &ipcs_apart;
-    open_one(&w, 1, 2);
-    ranks_as_threads(w.size, launch_another, &w);
-    close_one(&w);
+    play_one(1, 2, launch_another);
 }
 
 /* Two launches, the second with other numbers; rank 1 is late with it. */
@@ -742,13 +728,8 @@ static void launch_twice(int rank, void *arg)
 
 static bool are_launches_right(const struct world_transport *transport)
 {
-    struct world w;
     over = transport;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, launch_twice, &w);
-    bool is_right = scene_judge(&w.scenes[0], CP_OP_ATTENTION);
-    close_one(&w);
-    return is_right;
+    return is_played_right(2, 1, launch_twice);
 }
 
 static struct cp_comm_ops odd_comm; /* the same on all ranks */
@@ -847,10 +828,7 @@ static void capture_alone(int rank, void *arg)
 
 static void play_all_ranks_capture_or_none(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, capture_alone, &w);
-    close_one(&w);
+    play_one(2, 1, capture_alone);
 }
 
 TEST(all_ranks_capture_or_none)
@@ -887,11 +865,7 @@ static void call_beside(int rank, void *arg)
 
 static void play_a_call_beside_a_capture_is_refused(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, call_beside, &w);
-    CHECK(scene_judge(&w.scenes[0], CP_OP_ATTENTION));
-    close_one(&w);
+    CHECK(is_played_right(2, 1, call_beside));
 }
 
 TEST(a_call_beside_a_capture_is_refused)
@@ -922,10 +896,7 @@ static void call_spoilt(int rank, void *arg)
 
 static void play_a_spoilt_capture_is_said_to_be(void)
 {
-    struct world w;
-    open_one(&w, 2, 1);
-    ranks_as_threads(w.size, call_spoilt, &w);
-    close_one(&w);
+    play_one(2, 1, call_spoilt);
 }
 
 TEST(a_spoilt_capture_is_said_to_be)
