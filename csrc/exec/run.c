@@ -424,9 +424,8 @@ static enum cp_code advance(struct cp_run *run, int lane)
 }
 
 /* All steps, in the order of the schedule: nothing here waits for a peer. */
-static enum cp_code enqueue_all(struct cp_run *run)
+static enum cp_code enqueue_steps(struct cp_run *run)
 {
-    CP_TRY(cp_run_fork(run));
     for (int32_t at = 0; at < run->schedule->step_count; at++) {
         int lane = run->schedule->steps[at].lane;
         /* A step of a group has been enqueued with the group's first. */
@@ -440,7 +439,20 @@ static enum cp_code enqueue_all(struct cp_run *run)
             CP_TRY(code);
         }
     }
-    return cp_run_join(run);
+    return CP_OK;
+}
+
+static enum cp_code enqueue_all(struct cp_run *run)
+{
+    enum cp_code code = CP_OK;
+    CP_TRY_GOTO(code, cp_run_fork(run), out);
+    CP_TRY_GOTO(code, enqueue_steps(run), out);
+    CP_TRY_GOTO(code, cp_run_join(run), out);
+out:
+    if (code != CP_OK) {
+        cp_run_join_failed(run);
+    }
+    return code;
 }
 
 enum cp_code cp_run_poll(struct cp_run *run)

@@ -13,7 +13,7 @@
  * one that another lane waits for. The streams of lanes that have steps follow the caller's
  * at the start and are joined to it at the end, so the caller may treat inputs and outputs
  * as if all had happened on his stream; and where that is being captured in a graph, all of
- * it is. */
+ * it is. Where a call fails, his stream goes on behind what was enqueued of it. */
 #ifndef CP_EXEC_RUN_H
 #define CP_EXEC_RUN_H
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/status.h"
 
 size_t cp_run_order_bytes(const struct cp_schedule *schedule)
 {
@@ -104,6 +105,26 @@ enum cp_code cp_run_join(struct cp_run *run)
     return run->env.capture != 0
                ? CP_OK
                : device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
+}
+
+/* Nobody looks at what that came to: the call has failed, and says why. A capture is left
+ * open at its lanes, so that CUDA refuses the graph of half a call. */
+void cp_run_join_failed(struct cp_run *run)
+{
+    struct cp_device *device = run->env.device;
+    struct cp_status error = *cp_last_error();
+    if (run->env.capture != 0) {
+        return;
+    }
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        int event = event_of(lane, run->done[lane]);
+        if (lane != CP_LANE_COMPUTE &&
+            device->ops->record(device, run->stream[lane], event) == CP_OK) {
+            (void)device->ops->await(device, run->env.stream, event);
+        }
+    }
+    (void)device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
+    (void)cp_fail_as(&error);
 }
 
 bool cp_run_must_await(const struct cp_run *run, const struct cp_step *step, int other)

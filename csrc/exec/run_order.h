@@ -11,6 +11,9 @@ size_t cp_run_order_bytes(const struct cp_schedule *schedule);
 /* Around all steps: the lanes' streams follow the caller's, and are joined to it. */
 CP_NODISCARD enum cp_code cp_run_fork(struct cp_run *run);
 CP_NODISCARD enum cp_code cp_run_join(struct cp_run *run);
+/* Joins them where a step has failed: those before it happen all the same. The thread's
+ * error stays. */
+void cp_run_join_failed(struct cp_run *run);
 
 /* Around the steps at the lane's cursor: its stream waits for what they need of other
  * lanes; and notes that steps have been enqueued up to `run->done[lane]`. */

@@ -1,6 +1,6 @@
-/* Which copies the executor gives to an asynchronous device together, and what it does around
- * all that it gives it. The schedules are made by hand, and the device notes what it is given; of copies that come together it does the
- * last one first. */
+/* Which copies the executor gives to an asynchronous device together, and what it does
+ * around all that it gives it. The schedules are made by hand, and the device notes what it
+ * is given; of copies that come together it does the last one first. */
 #include "base/mem.h"
 #include "exec/run.h"
 #include "test.h"
@@ -12,6 +12,7 @@ enum { ROOM = 64, MOST_STEPS = 12, MOST_NOTES = 400 };
 static char
     notes[MOST_NOTES]; /* "copy 3; record 12; ", for a lane's events and copies */
 static bool notes_events, notes_calls; /* of lanes; of the caller's stream */
+static bool adds_fail, joins_fail;     /* joins: records behind an add */
 
 static void note(const char *what, int number)
 {
@@ -35,6 +36,9 @@ static enum cp_code noting_add(struct cp_device *device, const struct cp_view *d
 {
     (void)device;
     note("add", 1);
+    if (adds_fail) {
+        return cp_fail(CP_ERR_DEVICE, "no add");
+    }
     return cp_device_cpu()->ops->add(cp_device_cpu(), dst, src, stream);
 }
 
@@ -53,7 +57,9 @@ static enum cp_code noting_record(struct cp_device *device, struct cp_stream *st
     if (event != CP_DEVICE_EVENT_CALL ? notes_events : notes_calls) {
         note("record", event);
     }
-    return CP_OK;
+    return joins_fail && strstr(notes, "add") != NULL
+               ? cp_fail(CP_ERR_DEVICE, "no record")
+               : CP_OK;
 }
 
 static enum cp_code noting_await(struct cp_device *device, struct cp_stream *stream,
@@ -114,7 +120,7 @@ static void begin(void)
     static struct cp_plan plan;
     memset(steps, 0, sizeof steps);
     memset(notes, 0, sizeof notes);
-    notes_events = notes_calls = false;
+    notes_events = notes_calls = adds_fail = joins_fail = false;
     noting_comm.ops = &plain_ops;
     for (int i = 0; i < BUFFERS; i++) {
         bool is_both = i == BOTH; /* numbers 0 and 1 */
@@ -146,7 +152,7 @@ static struct cp_step *add_step(enum cp_step_op op, enum cp_lane lane, int dst, 
     return step;
 }
 
-static void play(struct cp_device *device)
+static void play_until(struct cp_device *device, uint64_t capture, enum cp_code code)
 {
     static const struct cp_view tensors[CP_TENSORS];
     struct cp_run run;
@@ -154,11 +160,17 @@ static void play(struct cp_device *device)
     struct cp_run_env env = {.comm = &noting_comm,
                              .device = device,
                              .scratch = (char *)numbers,
+                             .capture = capture,
                              .operation = "a test"};
     REQUIRE(cp_mem_create(cp_run_room_bytes(&schedule), "a test", &room) == CP_OK);
     cp_run_init(&run, &env, &schedule, tensors, room);
-    CHECK_EQ_I64(cp_run_poll(&run), CP_OK);
+    CHECK_EQ_I64(cp_run_poll(&run), code);
     cp_mem_destroy(&room);
+}
+
+static void play(struct cp_device *device)
+{
+    play_until(device, 0, CP_OK);
 }
 
 TEST(free_copies_in_a_row_go_together)
@@ -236,6 +248,48 @@ TEST(a_communicator_is_told_around_all_that_a_call_enqueues)
         "begin 7; record %d; copy 1; record %d; await %d; end 7; record %d; ",
         CP_DEVICE_EVENT_CALL, lane, lane, CP_DEVICE_EVENT_CALL);
     CHECK_EQ_STR(notes, want);
+}
+
+/* What was enqueued happens, and the memory is the caller's to free behind it. */
+TEST(the_caller_goes_on_behind_the_lanes_of_a_call_that_fails)
+{
+    begin();
+    notes_events = notes_calls = adds_fail = true;
+    noting_comm.ops = &around_ops;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 3);
+    add_step(CP_STEP_REDUCE, CP_LANE_OUT, 10, 8);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 11, 3)->after[CP_LANE_OUT] = 1;
+    play_until(&noting_device, 0, CP_ERR_DEVICE);
+    CHECK_EQ_STR(cp_last_error()->text, "no add");
+    char want[MOST_NOTES];
+    int in = CP_DEVICE_EVENT_CAPTURED + 1;
+    int out = in + 2 * ((CP_DEVICE_EVENTS - in) / CP_LANES);
+    (void)snprintf(want, sizeof want,
+                   "begin 7; record %d; copy 2; add 1; "
+                   "record %d; await %d; record %d; await %d; record %d; ",
+                   CP_DEVICE_EVENT_CALL, in + 2, in + 2, out, out,
+                   CP_DEVICE_EVENT_CALL);
+    CHECK_EQ_STR(notes, want);
+}
+
+/* The graph of half a call stays one that CUDA refuses; what the call failed by is what it
+ * says, whatever fails behind it. */
+TEST(a_failed_call_says_by_what_and_closes_no_capture)
+{
+    begin();
+    notes_events = notes_calls = adds_fail = true;
+    add_step(CP_STEP_REDUCE, CP_LANE_IN, 10, 8);
+    play_until(&noting_device, 5, CP_ERR_DEVICE);
+    char want[MOST_NOTES];
+    (void)snprintf(want, sizeof want, "record %d; await %d; add 1; ",
+                   CP_DEVICE_EVENT_CAPTURED, CP_DEVICE_EVENT_CAPTURED);
+    CHECK_EQ_STR(notes, want);
+    begin();
+    adds_fail = joins_fail = true;
+    add_step(CP_STEP_REDUCE, CP_LANE_IN, 10, 8);
+    play_until(&noting_device, 0, CP_ERR_DEVICE);
+    CHECK_EQ_STR(cp_last_error()->text, "no add");
 }
 
 TEST(the_host_looks_after_messages_between_two_copies)
