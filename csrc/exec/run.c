@@ -286,8 +286,9 @@ static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
                           run->stream[step->lane]);
 }
 
-static enum cp_code publish(const struct cp_run *run, const struct cp_step *step)
+static enum cp_code publish(struct cp_run *run, const struct cp_step *step)
 {
+    run->published[step->lane] = run->done[step->lane] + 1;
     return run->env.comm->ops->publish(run->env.comm, step->signal, step->value,
                                        run->stream[step->lane]);
 }

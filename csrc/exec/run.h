@@ -50,8 +50,9 @@ struct cp_run {
     struct cp_stream *stream[CP_LANES];
     int32_t awaited[CP_LANES][CP_LANES]; /* steps of another lane that this one's stream
                                         waits for by now; asynchronous devices */
-    bool is_begun;            /* the communicator has been told of the call */
-    bool is_posted[CP_LANES]; /* the group at the cursor has been given to the
+    int32_t published[CP_LANES]; /* steps of the lane up to its last publication */
+    bool is_begun;               /* the communicator has been told of the call */
+    bool is_posted[CP_LANES];    /* the group at the cursor has been given to the
                                  communicator */
     uint64_t ticket[CP_LANES];
     void *

@@ -22,21 +22,37 @@ bool cp_run_is_awaited(const struct cp_run *run, int lane, int32_t done)
     return *place_of(run, lane, done);
 }
 
+/* How many steps of another lane must be done before the step. A launched graph knows its
+ * edges and no other order, and whether its branches run side by side is the device's to
+ * say: a wait for a peer may be in front of what the peer waits for. So in a capture a wait
+ * is behind all that was published before it in the order of the schedule, in which nobody
+ * waits in a circle (schedule/verify.h). Streams are given their work in that order anyway. */
+static int32_t needed(const struct cp_run *run, const struct cp_step *step, int other,
+                      const int32_t published[CP_LANES])
+{
+    bool is_behind = run->env.capture != 0 && step->op == CP_STEP_AWAIT;
+    int32_t after = step->after[other];
+    return is_behind && published[other] > after ? published[other] : after;
+}
+
 /* An event costs the host as much as a launch does, so those that nobody waits for are
  * left out. */
 static void find_awaited(struct cp_run *run)
 {
     const struct cp_schedule *schedule = run->schedule;
-    int32_t counts[CP_LANES] = {0};
+    int32_t counts[CP_LANES] = {0}, published[CP_LANES] = {0};
     memset(run->is_awaited, 0, cp_run_order_bytes(schedule));
     for (int32_t at = 0; at < schedule->step_count; at++) {
         const struct cp_step *step = &schedule->steps[at];
         for (int lane = 0; lane < CP_LANES; lane++) {
             if (lane != step->lane) {
-                *place_of(run, lane, step->after[lane]) = true;
+                *place_of(run, lane, needed(run, step, lane, published)) = true;
             }
         }
         counts[step->lane] += 1;
+        if (step->op == CP_STEP_PUBLISH) {
+            published[step->lane] = counts[step->lane];
+        }
     }
     for (int lane = 0; lane < CP_LANES; lane++) {
         *place_of(run, lane, counts[lane]) = true; /* by the caller */
@@ -129,7 +145,8 @@ void cp_run_join_failed(struct cp_run *run)
 
 bool cp_run_must_await(const struct cp_run *run, const struct cp_step *step, int other)
 {
-    return other != step->lane && step->after[other] > run->awaited[step->lane][other];
+    return other != step->lane &&
+           needed(run, step, other, run->published) > run->awaited[step->lane][other];
 }
 
 enum cp_code cp_run_await_lanes(struct cp_run *run, int lane)
@@ -140,9 +157,9 @@ enum cp_code cp_run_await_lanes(struct cp_run *run, int lane)
         if (!cp_run_must_await(run, step, other)) {
             continue;
         }
-        CP_TRY(device->ops->await(device, run->stream[lane],
-                                  event_of(other, step->after[other])));
-        run->awaited[lane][other] = step->after[other];
+        int32_t done = needed(run, step, other, run->published);
+        CP_TRY(device->ops->await(device, run->stream[lane], event_of(other, done)));
+        run->awaited[lane][other] = done;
     }
     return CP_OK;
 }

@@ -5,7 +5,8 @@
  * that the steps themselves state (lanes, `after`, counters, messages, the gate between
  * two calls), kept in vector clocks. It shows that
  *  1. every send meets one receive of the same bytes in the same order, and nobody
- *     waits in a cycle;
+ *     waits in a cycle, not even where each rank does one step at a time in the order of
+ *     its list;
  *  2. nothing is read before it is written, nor written while another lane or rank may
  *     still use it, the windows and workspaces of the calls before included;
  *  3. every query row of every head meets exactly the keys that it may see, each once,

@@ -285,6 +285,7 @@ static void say_waiting(const struct cp_verify_run *run, int rank, int lane, cha
     const struct cp_step *step = cp_walk_step(&run->walk, rank, lane);
     const struct cp_message *unmet = first_unmet(&run->ranks[rank].lanes[lane]);
     int missing = cp_walk_missing_lane(&run->walk, rank, lane);
+    int32_t first = cp_walk_first(&run->walk, rank);
     if (self->lanes[lane].group_end > 0) {
         if (unmet != NULL) {
             const struct cp_step *half = &self->schedule->steps[unmet->at.step];
@@ -293,6 +294,8 @@ static void say_waiting(const struct cp_verify_run *run, int rank, int lane, cha
                 (int)unmet->at.step, cp_message_is_send(unmet) ? "sends to" : "awaits",
                 (int)half->peer, cp_message_is_send(unmet) ? "receive" : "send");
         }
+    } else if (self->lanes[lane].steps[self->lanes[lane].cursor] != first) {
+        (void)snprintf(text, bytes, "comes behind step %d in the list", (int)first);
     } else if (missing >= 0) {
         (void)snprintf(text, bytes, "waits for step %d of lane %d",
                        (int)step->after[missing], missing);
@@ -347,6 +350,7 @@ enum cp_code cp_verify_run_all(struct cp_verify_run *run)
 {
     run->walk.ops = &meaning_ops;
     run->walk.meaning = run;
+    run->walk.is_in_order = true; /* and so nobody is blocked in any other order */
     CP_TRY(cp_walk_run(&run->walk));
     return cp_walk_is_over(&run->walk) ? CP_OK : fail_stuck(run);
 }

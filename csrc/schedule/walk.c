@@ -52,10 +52,24 @@ int cp_walk_missing_lane(const struct cp_walk *walk, int rank, int lane)
     return -1;
 }
 
+int32_t cp_walk_first(const struct cp_walk *walk, int rank)
+{
+    const struct cp_walk_rank *self = &walk->ranks[rank];
+    int32_t first = self->schedule->step_count;
+    for (int lane = 0; lane < CP_LANES; lane++) {
+        const struct cp_walk_lane *at = &self->lanes[lane];
+        if (at->cursor < at->count && at->steps[at->cursor] < first) {
+            first = at->steps[at->cursor];
+        }
+    }
+    return first;
+}
+
 static bool may_go(const struct cp_walk *walk, int rank, int lane)
 {
     const struct cp_walk_lane *at = &walk->ranks[rank].lanes[lane];
-    if (at->cursor == at->count) {
+    if (at->cursor == at->count ||
+        (walk->is_in_order && at->steps[at->cursor] != cp_walk_first(walk, rank))) {
         return false;
     }
     if (at->group_end > 0) {

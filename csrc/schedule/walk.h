@@ -3,7 +3,8 @@
  *
  * What a step means is left to whoever walks: a proof (verify_run.h) or times (cost.h).
  * Counters only grow and messages of two ranks keep their order, so what a lane waits for
- * stays true once it is, and no order of walking can block what another does not. */
+ * stays true once it is, and no order of walking can block what another does not; but where
+ * a rank keeps to the order of its list, it may block what is not blocked otherwise. */
 #ifndef CP_SCHEDULE_WALK_H
 #define CP_SCHEDULE_WALK_H
 
@@ -48,6 +49,8 @@ struct cp_walk {
     void *meaning; /* of whoever walks */
     struct cp_walk_rank *ranks;
     int world;
+    bool
+        is_in_order; /* a rank does one step or group at a time, in the order of its list */
     int64_t steps; /* done so far */
 };
 
@@ -63,6 +66,9 @@ void cp_walk_rank_init(struct cp_walk_rank *rank, const struct cp_schedule *sche
 
 /* The step at the lane's cursor. */
 const struct cp_step *cp_walk_step(const struct cp_walk *walk, int rank, int lane);
+
+/* The first step of the rank's list that is not done. */
+int32_t cp_walk_first(const struct cp_walk *walk, int rank);
 
 /* The peer's first publication that an AWAIT may end with, or -1. */
 int32_t cp_walk_publication(const struct cp_walk *walk, const struct cp_step *await);

@@ -100,6 +100,31 @@ static enum cp_code noting_end(struct cp_comm *comm, struct cp_stream *stream)
     return CP_OK;
 }
 
+static enum cp_code noting_publish(struct cp_comm *comm, int signal, uint64_t value,
+                                   struct cp_stream *stream)
+{
+    (void)comm;
+    (void)value;
+    (void)stream;
+    note("publish", signal);
+    return CP_OK;
+}
+
+static enum cp_code noting_reached(struct cp_comm *comm, int peer, int signal,
+                                   uint64_t value, struct cp_stream *stream)
+{
+    (void)comm;
+    (void)peer;
+    (void)value;
+    (void)stream;
+    note("reached", signal);
+    return CP_OK;
+}
+
+static const struct cp_comm_ops signal_ops = {.name = "signals",
+                                              .abi = CP_COMM_ABI,
+                                              .publish = noting_publish,
+                                              .reached = noting_reached};
 static const struct cp_comm_ops plain_ops = {.name = "plain", .abi = CP_COMM_ABI};
 static const struct cp_comm_ops around_ops = {
     .name = "around", .abi = CP_COMM_ABI, .begin = noting_begin, .end = noting_end};
@@ -290,6 +315,38 @@ TEST(a_failed_call_says_by_what_and_closes_no_capture)
     add_step(CP_STEP_REDUCE, CP_LANE_IN, 10, 8);
     play_until(&noting_device, 0, CP_ERR_DEVICE);
     CHECK_EQ_STR(cp_last_error()->text, "no add");
+}
+
+/* In a graph a wait may be in front of all that it has no edge from, and peers wait for what
+ * is published. */
+TEST(in_a_capture_waits_are_behind_what_was_published)
+{
+    for (uint64_t capture = 0; capture < 2; capture++) {
+        begin();
+        notes_events = true;
+        noting_comm.ops = &signal_ops;
+        add_step(CP_STEP_PUBLISH, CP_LANE_IN, 0, 0);
+        add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+        add_step(CP_STEP_AWAIT, CP_LANE_OUT, 0, 0);
+        add_step(CP_STEP_PUBLISH, CP_LANE_IN, 0, 0);
+        play_until(&noting_device, capture, CP_OK);
+        char want[MOST_NOTES];
+        int in = CP_DEVICE_EVENT_CAPTURED + 1;
+        int out = in + 2 * ((CP_DEVICE_EVENTS - in) / CP_LANES);
+        if (capture == 0) {
+            (void)snprintf(want, sizeof want,
+                           "publish 0; copy 1; reached 0; record %d; publish 0; "
+                           "record %d; await %d; await %d; ",
+                           out + 1, in + 3, in + 3, out + 1);
+        } else {
+            (void)snprintf(want, sizeof want,
+                           "record 1; await 1; await 1; publish 0; record %d; copy 1; "
+                           "await %d; reached 0; record %d; publish 0; record %d; "
+                           "await %d; await %d; ",
+                           in + 1, in + 1, out + 1, in + 3, in + 3, out + 1);
+        }
+        CHECK_EQ_STR(notes, want);
+    }
 }
 
 TEST(the_host_looks_after_messages_between_two_copies)

@@ -701,6 +701,19 @@ static void after_the_future(struct cp_schedule *const *s)
     the_step(s, 2, CP_STEP_ATTEND, 0)->after[CP_LANE_IN] = 1000;
 }
 
+/* Of the results, on a lane of its own, before anything is published. */
+static void wait_in_front(struct cp_schedule *const *s)
+{
+    struct cp_step *steps = s[0]->steps;
+    int32_t at = 0;
+    while (steps[at].op != CP_STEP_AWAIT || steps[at].lane != CP_LANE_OUT) {
+        at += 1;
+    }
+    struct cp_step await = steps[at];
+    memmove(&steps[1], steps, (size_t)at * sizeof *steps);
+    steps[0] = await;
+}
+
 static void reuse_slot(struct cp_schedule *const *s)
 {
     for (int32_t i = 0; i < s[0]->step_count; i++) {
@@ -971,7 +984,9 @@ static const struct planted planted[] = {
     {"met before it came", meet_early, CP_OP_ATTENTION, 1, CP_TWO_SIDED, "rank 1 step",
      "nothing orders the two"},
     {"sent before it is made", leave_unmade, CP_OP_ATTENTION, 1, CP_TWO_SIDED,
-     "rank 1 step", "read before it is written"},
+     "rank 1 step", "nothing orders the two"},
+    {"waits in front", wait_in_front, CP_OP_ATTENTION, 1, CP_PULL,
+     "rank 0 step 0 (AWAIT)", "comes behind step 0 in the list"},
     {"part left out", drop_reduce, CP_OP_REDUCE_SCATTER, 4, CP_PULL, "rank 1",
      "has 3 of 4 ranks"},
     {"part added twice", repeat_reduce, CP_OP_REDUCE_SCATTER, 2, CP_PULL, "rank 1 step",

@@ -82,7 +82,7 @@ static inline void world_join(int rank, void *arg)
     struct cp_context_config config = {.ring_degree = w->ring,
                                        .ulysses_degree = w->ulysses,
                                        .variant = w->variant,
-                                       .timeout = 60.0};
+                                       .timeout = 100.0};
     struct cp_context_parts parts = {
         .gate = {.page = w->page, .watch = &w->watch[rank]}};
     CHECK_EQ_I64(w->transport->join(w, rank, &parts), CP_OK);

@@ -19,7 +19,7 @@ struct gpu {
     cudaStream_t stream; /* the caller's */
 };
 
-static double gpus_timeout = 60.0; /* seconds; of communicators yet to be made */
+static double gpus_timeout = 100.0; /* seconds; of communicators yet to be made */
 
 static inline void gpus_open(struct world *w)
 {

@@ -1,9 +1,12 @@
 /* Graphs: nodes, what a graph keeps, and launches.
  *
  * A launch gives copies of the nodes to streams of the executable graph, a chain to one
- * stream as far as that goes and marks between streams where a node comes behind others. It
- * begins behind what its stream was given and behind the launch before, and its stream goes
- * on behind all of it. */
+ * stream as far as that goes and marks between streams where a node comes behind others.
+ * CUDA promises the order of the edges and no stream for each branch, so it draws how many
+ * streams there are and in which order, of those that the edges allow, they get the nodes:
+ * a node that waits for another rank may be in front of any that it is not behind. It begins
+ * behind what its stream was given and behind the launch before, and its stream goes on
+ * behind all of it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +21,7 @@ struct sim_node {
     bool is_before; /* while somebody asks */
     /* Of the launch that is being made. */
     int lane;
-    struct sim_mark *mark; /* behind it */
+    struct sim_mark *mark; /* behind it; NULL: no lane has been given it */
     struct sim_node *next;
 };
 
@@ -420,6 +423,7 @@ struct launch {
     struct CUgraphExec_st *exec;
     struct sim_mark *start;
     struct sim_node *last[LANES];
+    int lanes; /* that it uses */
 };
 
 /* Where one of those before it was the last, or anywhere. */
@@ -432,7 +436,7 @@ static int choose_lane(struct launch *launch, const struct sim_node *node)
             return before->lane;
         }
     }
-    return (int)(draw % LANES);
+    return (int)(draw % (unsigned)launch->lanes);
 }
 
 static void give_node(struct launch *launch, struct sim_node *node)
@@ -455,16 +459,40 @@ static void give_node(struct launch *launch, struct sim_node *node)
     launch->last[node->lane] = node;
 }
 
+static bool may_be_given(const struct sim_node *node)
+{
+    bool may = !node->mark;
+    for (int i = 0; i < node->after.count; i++) {
+        may = may && node->after.node[i]->mark;
+    }
+    return may;
+}
+
+/* Any of those that may be next; NULL: all have been given. */
+static struct sim_node *draw_node(const struct launch *launch)
+{
+    struct sim_node *drawn = NULL;
+    uint64_t seen = 0;
+    for (struct sim_node *node = launch->exec->graph->first; node; node = node->next) {
+        if (may_be_given(node)) {
+            seen += 1;
+            drawn = sim_random(&launch->exec->random) % seen == 0 ? node : drawn;
+        }
+    }
+    return drawn;
+}
+
 /* Locked. */
 static void launch_graph(struct CUgraphExec_st *exec, cudaStream_t stream)
 {
     struct launch launch = {.exec = exec, .start = sim_mark_create()};
+    launch.lanes = 1 + (int)(sim_random(&exec->random) % LANES);
     if (exec->end) {
         sim_push_await(stream, exec->end);
         sim_mark_unref(exec->end);
     }
     sim_push_mark(stream, launch.start);
-    for (struct sim_node *node = exec->graph->first; node; node = node->next) {
+    for (struct sim_node *node = draw_node(&launch); node; node = draw_node(&launch)) {
         give_node(&launch, node);
     }
     for (int lane = 0; lane < LANES; lane++) {
@@ -476,6 +504,7 @@ static void launch_graph(struct CUgraphExec_st *exec, cudaStream_t stream)
     sim_push_mark(stream, exec->end);
     for (struct sim_node *node = exec->graph->first; node; node = node->next) {
         sim_mark_unref(node->mark);
+        node->mark = NULL;
     }
     sim_mark_unref(launch.start);
 }

@@ -20,11 +20,12 @@
  *    has open are violations, and so are copies from and to what is not open. A device is
  *    of one process (simgpu_set_process). Kernels are not watched here.
  *  - A stream that is being captured runs nothing: what it is given becomes nodes of a graph,
- *    behind those that CUDA says. A launch runs the nodes on threads of its own, each when
- *    those before it are done and no sooner than its delay. What may not be done meanwhile
- *    (cudaMalloc, queries and host waits, by the thread's and the capture's mode), an event
- *    of outside awaited, a fork that is not joined are the errors that CUDA gives, and spoil
- *    the capture. Memory of cudaMallocAsync is the graph's, and has to be freed in it.
+ *    behind those that CUDA says. A launch runs the nodes on one to four threads of its own,
+ *    in an order that it draws of those that the edges allow, each no sooner than its delay.
+ *    What may not be done meanwhile (cudaMalloc, queries and host waits, by the thread's and
+ *    the capture's mode), an event of outside awaited, a fork that is not joined are the
+ *    errors that CUDA gives, and spoil the capture. Memory of cudaMallocAsync is the graph's,
+ *    and has to be freed in it.
  *  - An error is the calling thread's last one until it is taken; a broken device answers
  *    every call with its error.
  *
@@ -50,7 +51,7 @@ extern "C" {
 enum { SIMGPU_DEVICES = 16, SIMGPU_TEXT = 4000 };
 
 /* Back to the start: waits for all streams, gives all memory back that was freed, forgets
- * violations, injected errors and counts; 2 devices, 30 s of patience. What is alive, the
+ * violations, injected errors and counts; 2 devices, 100 s of patience. What is alive, the
  * seed and the delays stay. */
 void simgpu_reset(void);
 
@@ -69,7 +70,7 @@ void simgpu_set_process(int device, int process);
 void simgpu_set_peer_access(int device, int peer, bool can);
 /* Has it been enabled? */
 bool simgpu_has_peer_access(int device, int peer);
-/* How long a host wait may last; 30 s at first. */
+/* How long a host wait may last; 100 s at first. */
 void simgpu_set_patience(double seconds);
 
 /* Until simgpu_reset, work is counted, ordered and waited for as ever but does nothing:

@@ -300,7 +300,7 @@ TEST(a_circle_ends_at_the_deadline)
     play.op = CP_OP_ATTENTION;
     gpus_timeout = 1.0;
     play_crossed_by(cross_unseen, &w, 2, 1);
-    gpus_timeout = 60.0;
+    gpus_timeout = 100.0;
     CHECK_EQ_I64(simgpu_violations(), 0);
     world_close(&w);
 }

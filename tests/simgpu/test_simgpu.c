@@ -472,7 +472,7 @@ TEST(a_host_wait_that_is_too_long_says_what_streams_do)
     expect_violation("is in operation 1 of 1, wait for an event");
     CHECK_EQ_I64(cudaEventSynchronize(f.event), cudaErrorUnknown);
     atomic_store(&gate.is_open, true);
-    simgpu_set_patience(30);
+    simgpu_set_patience(100);
     end(&f);
 }
 
