@@ -119,6 +119,7 @@ using nests_kernel = void (*)(nests);
 /* What is launched next: nests of one kernel. */
 struct queue {
     cp_stream *stream;
+    const cp_copy_engine *engine = nullptr;
     nests_kernel kernel = nullptr;
     nests all = {};
     int count = 0;
@@ -178,10 +179,54 @@ enum cp_code put(queue &next, nests_kernel kernel, const cp_nest &nest)
     return CP_OK;
 }
 
-enum cp_code move(queue &next, const cp_nest &nest)
+/* Rows of bytes of one length: planes of rows, where a nest has more loops. */
+bool is_for_engine(const cp_copy_engine &engine, const cp_nest &by_byte)
+{
+    const cp_nest_axis &row = by_byte.axis[0];
+    if (by_byte.count == 1) {
+        return row.n >= engine.least_bytes;
+    }
+    const cp_nest_axis &rows = by_byte.axis[1];
+    return row.dst == 1 && row.src == 1 && row.n >= engine.least_row &&
+           rows.n >= engine.least_bytes / row.n && rows.dst >= row.n &&
+           rows.src >= row.n && rows.dst <= LONGEST && rows.src <= LONGEST;
+}
+
+enum cp_code move_by_engine(const queue &next, const cp_nest &by_byte)
+{
+    const cp_nest_axis &row = by_byte.axis[0], &rows = by_byte.axis[1];
+    const cp_nest_axis &outermost = by_byte.axis[by_byte.count - 1];
+    cudaStream_t stream = (cudaStream_t)next.stream;
+    if (by_byte.count == 1) {
+        return cp_cuda_check(cudaMemcpyAsync(by_byte.dst, by_byte.src, (size_t)row.n,
+                                             cudaMemcpyDeviceToDevice, stream),
+                             "cudaMemcpyAsync");
+    }
+    if (by_byte.count == 2) {
+        return cp_cuda_check(cudaMemcpy2DAsync(by_byte.dst, (size_t)rows.dst,
+                                               by_byte.src, (size_t)rows.src,
+                                               (size_t)row.n, (size_t)rows.n,
+                                               cudaMemcpyDeviceToDevice, stream),
+                             "cudaMemcpy2DAsync");
+    }
+    for (int64_t i = 0; i < outermost.n; i++) {
+        cp_nest plane = by_byte;
+        plane.count -= 1;
+        plane.dst += i * outermost.dst;
+        plane.src += i * outermost.src;
+        CP_TRY(move_by_engine(next, plane));
+    }
+    return CP_OK;
+}
+
+enum cp_code move(queue &next, const cp_nest &nest, bool is_from_peer)
 {
     int64_t bytes = 0;
     cp_nest by_byte = cp_nest_of_bytes(&nest);
+    if (is_from_peer && next.engine != nullptr &&
+        is_for_engine(*next.engine, by_byte)) {
+        return move_by_engine(next, by_byte);
+    }
     return put(next, each_kernel<move_unit>,
                cp_nest_widen(&by_byte, WIDEST_MOVE, &bytes));
 }
@@ -210,8 +255,9 @@ enum cp_code check_alignment(const cp_nest &nest, const char *verb)
                          "%s of elements that are not aligned to their size", verb);
 }
 
-enum cp_code copy(queue &next, const cp_view *dst, const cp_view *src)
+enum cp_code copy(queue &next, const cp_copy &what)
 {
+    const cp_view *dst = &what.dst, *src = &what.src;
     CP_TRY(cp_view_check_same(dst, src, "copy"));
     bool is_move = dst->dtype == src->dtype && cp_dtype_bytes(dst->dtype) > 0;
     if (!is_move && !(cp_dtype_attends(dst->dtype) && cp_dtype_attends(src->dtype))) {
@@ -223,7 +269,7 @@ enum cp_code copy(queue &next, const cp_view *dst, const cp_view *src)
     }
     cp_nest nest = cp_nest_init(dst, src);
     if (is_move) {
-        return move(next, nest);
+        return move(next, nest, what.is_from_peer);
     }
     CP_TRY(check_alignment(nest, "conversion"));
     return cp_with_type(dst->dtype, [&](auto to) {
@@ -236,11 +282,11 @@ enum cp_code copy(queue &next, const cp_view *dst, const cp_view *src)
 } // namespace
 
 enum cp_code cp_cuda_copy(const struct cp_copy *copies, int count,
-                          struct cp_stream *stream)
+                          const struct cp_copy_engine *engine, struct cp_stream *stream)
 {
-    queue next = {.stream = stream};
+    queue next = {.stream = stream, .engine = engine};
     for (int i = 0; i < count; i++) {
-        CP_TRY(copy(next, &copies[i].dst, &copies[i].src));
+        CP_TRY(copy(next, copies[i]));
     }
     return flush(next);
 }

@@ -9,10 +9,19 @@
 extern "C" {
 #endif
 
+/* Which copies from a peer's memory the GPU's copy engine does, beside kernels that go on
+ * computing: those of so many bytes, where they are rows of so many. Others are done by a
+ * kernel, which begins sooner. */
+struct cp_copy_engine {
+    int64_t least_bytes, least_row; /* INT64_MAX: none */
+};
+
 /* As the entries of struct cp_device_ops (device/device.h). Converting and adding need
  * elements aligned to their size; equal dtypes are moved as bytes from anywhere. What is
- * added may be in any dtype that is summed in dst's (cp_dtype_sum). */
+ * added may be in any dtype that is summed in dst's (cp_dtype_sum). `engine`: NULL for
+ * none. */
 enum cp_code cp_cuda_copy(const struct cp_copy *copies, int count,
+                          const struct cp_copy_engine *engine,
                           struct cp_stream *stream);
 enum cp_code cp_cuda_add(const struct cp_view *dst, const struct cp_view *src,
                          struct cp_stream *stream);

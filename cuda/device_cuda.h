@@ -3,6 +3,7 @@
 #ifndef CP_CUDA_DEVICE_CUDA_H
 #define CP_CUDA_DEVICE_CUDA_H
 
+#include "cuda_api.h"
 #include "device/device.h"
 
 /* The device with that number, with streams and events of its own. The current device
@@ -10,6 +11,11 @@
 CP_NODISCARD enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **out);
 /* Accepts NULL, leaves NULL. Waits for nothing: what has been enqueued still runs. */
 void cp_device_cuda_destroy(struct cp_device **device);
+
+/* In the place of what it found at its creation: 30 MB, and rows of 1 kB where its links to
+ * all peers are NVLink's. Copied. */
+void cp_device_cuda_set_engine(struct cp_device *device,
+                               const struct cp_copy_engine *engine);
 
 /* That device becomes the thread's current one; `before`: which one was. */
 CP_NODISCARD enum cp_code cp_cuda_enter(int ordinal, int *before);

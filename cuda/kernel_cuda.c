@@ -66,21 +66,12 @@ struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
     return rest;
 }
 
-enum cp_code cp_kernel_cuda_pack(const struct cp_view *dst, const struct cp_view *src,
-                                 struct cp_stream *stream)
-{
-    const struct cp_copy copy = {.dst = cp_kernel_cuda_rows(dst, src->dtype),
-                                 .src = *src};
-    return cp_cuda_copy(&copy, 1, stream);
-}
-
 const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
     .name = "cuda_plain",
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .pack_k = cp_kernel_cuda_pack,
-    .pack_v = cp_kernel_cuda_pack,
+    .rows = cp_kernel_cuda_rows,
     .attend = cp_cuda_attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,

@@ -98,7 +98,7 @@ struct cp_grad_args {
     void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
-enum { CP_KERNEL_ABI = 2 };
+enum { CP_KERNEL_ABI = 3 };
 
 struct cp_kernel_ops;
 
@@ -120,11 +120,14 @@ struct cp_kernel_ops {
     /* CP_OK and the layouts, or CP_ERR_UNSUPPORTED with the reason. */
     enum cp_code (*describe)(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
                              struct cp_format *out);
-    /* src (B, keys, kv heads, D) plain -> dst panels. */
+    /* src (B, keys, kv heads, D) plain -> dst panels. NULL where there is `rows`. */
     enum cp_code (*pack_k)(const struct cp_view *dst, const struct cp_view *src,
                            struct cp_stream *stream);
     enum cp_code (*pack_v)(const struct cp_view *dst, const struct cp_view *src,
                            struct cp_stream *stream);
+    /* (optional) Where panels of k and v are plain tensors, they as such, of the call's
+     * dtype: packing is a copy then, which the device does beside others. */
+    struct cp_view (*rows)(const struct cp_view *panels, enum cp_dtype dtype);
     enum cp_code (*attend)(const struct cp_attend_args *args, struct cp_stream *stream);
     enum cp_code (*finish)(const struct cp_finish_args *args, struct cp_stream *stream);
     enum cp_code (*delta)(const struct cp_delta_args *args, struct cp_stream *stream);

@@ -9,7 +9,7 @@
  * tensors of different roles share none. */
 bool cp_box_meets(const struct cp_schedule *schedule, const struct cp_box *a,
                   const struct cp_box *b);
-/* May the second of two COPY steps be done before the first, or with it? */
+/* May the second of two steps that move be done before the first, or with it? */
 bool cp_copies_are_free(const struct cp_schedule *schedule, const struct cp_step *a,
                         const struct cp_step *b);
 

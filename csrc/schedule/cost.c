@@ -427,7 +427,7 @@ static void count_launches(const struct cp_schedule *schedule, struct step_time 
         bool is_joined = before != NULL &&
                          ((cp_step_is_message(step) && cp_step_is_message(before) &&
                            step->group == before->group) ||
-                          (step->op == CP_STEP_COPY && before->op == CP_STEP_COPY));
+                          (cp_step_is_move(step) && cp_step_is_move(before)));
         launches += !is_joined;
         times[at].launches = launches;
         times[at].is_joined = is_joined;

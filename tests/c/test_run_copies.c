@@ -20,12 +20,15 @@ static void note(const char *what, int number)
     (void)snprintf(notes + used, sizeof notes - used, "%s %d; ", what, number);
 }
 
+static int peers_copies; /* copies from peers */
+
 static enum cp_code noting_copy(struct cp_device *device, const struct cp_copy *copies,
                                 int count, struct cp_stream *stream)
 {
     (void)device;
     note("copy", count);
     for (int i = count - 1; i >= 0; i--) {
+        peers_copies += copies[i].is_from_peer;
         CP_TRY(cp_device_cpu()->ops->copy(cp_device_cpu(), &copies[i], 1, stream));
     }
     return CP_OK;
@@ -125,10 +128,34 @@ static const struct cp_comm_ops signal_ops = {.name = "signals",
                                               .abi = CP_COMM_ABI,
                                               .publish = noting_publish,
                                               .reached = noting_reached};
+static float numbers[ROOM / 4];
+
+/* All ranks' windows in the workspace. */
+static void *noting_window(struct cp_comm *comm, int rank)
+{
+    (void)comm;
+    (void)rank;
+    return numbers;
+}
+
+static const struct cp_comm_ops window_ops = {
+    .name = "windows", .abi = CP_COMM_ABI, .window = noting_window};
 static const struct cp_comm_ops plain_ops = {.name = "plain", .abi = CP_COMM_ABI};
 static const struct cp_comm_ops around_ops = {
     .name = "around", .abi = CP_COMM_ABI, .begin = noting_begin, .end = noting_end};
 static struct cp_comm noting_comm = {.rank = 7, .world = 8};
+
+/* ---- the kernel ---- */
+
+static struct cp_view plain_rows(const struct cp_view *panels, enum cp_dtype dtype)
+{
+    struct cp_view rows = *panels;
+    rows.dtype = dtype;
+    return rows;
+}
+
+static const struct cp_kernel_ops plain_kernel = {
+    .name = "plain", .abi = CP_KERNEL_ABI, .rows = plain_rows};
 
 /* ---- schedules ---- */
 
@@ -138,7 +165,6 @@ enum { BOTH = ROOM / 4, BUFFERS };
 static struct cp_buffer buffers[BUFFERS];
 static struct cp_step steps[MOST_STEPS];
 static struct cp_schedule schedule;
-static float numbers[ROOM / 4];
 
 static void begin(void)
 {
@@ -184,6 +210,7 @@ static void play_until(struct cp_device *device, uint64_t capture, enum cp_code 
     void *room = NULL;
     struct cp_run_env env = {.comm = &noting_comm,
                              .device = device,
+                             .kernel = &plain_kernel,
                              .scratch = (char *)numbers,
                              .capture = capture,
                              .operation = "a test"};
@@ -214,6 +241,24 @@ TEST(free_copies_in_a_row_go_together)
     CHECK_NEAR(numbers[9], 2, 0);
     CHECK_NEAR(numbers[11], 5, 0);
     CHECK_NEAR(numbers[12], 5, 0);
+}
+
+TEST(what_a_kernel_takes_as_it_is_is_packed_by_copies)
+{
+    begin();
+    peers_copies = 0;
+    buffers[3].kind = CP_BUFFER_WINDOW;
+    buffers[3].owner = 6;
+    buffers[4].kind = CP_BUFFER_WINDOW;
+    buffers[4].owner = noting_comm.rank;
+    noting_comm.ops = &window_ops;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_PACK, CP_LANE_IN, 9, 3);
+    add_step(CP_STEP_PACK, CP_LANE_IN, 10, 4);
+    play(&noting_device);
+    CHECK_EQ_STR(notes, "copy 3; ");
+    CHECK_NEAR(numbers[9], 3, 0);
+    CHECK_EQ_I64(peers_copies, 1);
 }
 
 TEST(a_copy_of_what_another_writes_comes_after_it)

@@ -15,6 +15,7 @@ struct opening {
 static struct opening openings[MOST_OPEN]; /* locked, as all below */
 static int process_of[SIMGPU_DEVICES];
 static bool cannot_reach[SIMGPU_DEVICES][SIMGPU_DEVICES];
+static bool is_pcie[SIMGPU_DEVICES][SIMGPU_DEVICES];
 static bool is_enabled[SIMGPU_DEVICES][SIMGPU_DEVICES];
 
 static struct opening *opening_of(const void *base, int process)
@@ -56,6 +57,7 @@ void sim_ipc_reset(void)
     memset(openings, 0, sizeof openings);
     memset(process_of, 0, sizeof process_of);
     memset(cannot_reach, 0, sizeof cannot_reach);
+    memset(is_pcie, 0, sizeof is_pcie);
     memset(is_enabled, 0, sizeof is_enabled);
     sim_unlock();
 }
@@ -71,6 +73,13 @@ void simgpu_set_peer_access(int device, int peer, bool can)
 {
     sim_lock();
     cannot_reach[device][peer] = !can;
+    sim_unlock();
+}
+
+void simgpu_set_pcie(int device, int peer, bool is)
+{
+    sim_lock();
+    is_pcie[device][peer] = is;
     sim_unlock();
 }
 
@@ -101,6 +110,22 @@ cudaError_t cudaDeviceCanAccessPeer(int *out, int device, int peer)
     }
     sim_lock();
     *out = can_reach(device, peer);
+    sim_unlock();
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int *out, enum cudaDeviceP2PAttr what, int device,
+                                      int peer)
+{
+    SIM_ENTER();
+    if (!is_device(device) || !is_device(peer) || device == peer) {
+        return sim_error(cudaErrorInvalidDevice);
+    }
+    if (what != cudaDevP2PAttrNativeAtomicSupported) {
+        return sim_error(cudaErrorInvalidValue);
+    }
+    sim_lock();
+    *out = can_reach(device, peer) && !is_pcie[device][peer];
     sim_unlock();
     return cudaSuccess;
 }

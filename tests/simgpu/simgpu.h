@@ -68,6 +68,8 @@ void simgpu_set_device_count(int count);
 void simgpu_set_process(int device, int process);
 /* Can the device reach that one's memory? Each can at first. */
 void simgpu_set_peer_access(int device, int peer, bool can);
+/* Is the link between them PCIe? It is NVLink at first. */
+void simgpu_set_pcie(int device, int peer, bool is);
 /* Has it been enabled? */
 bool simgpu_has_peer_access(int device, int peer);
 /* How long a host wait may last; 100 s at first. */

@@ -57,14 +57,6 @@ static int64_t tally_bytes(const struct cp_view *view)
 
 /* ---- the kernel ---- */
 
-static enum cp_code tally_pack(const struct cp_view *dst, const struct cp_view *src,
-                               struct cp_stream *stream)
-{
-    uint64_t before = tally_operations();
-    return tally_note(TALLY_COPY, before, tally_bytes(src),
-                      cp_kernel_cuda_plain_ops.pack_k(dst, src, stream));
-}
-
 static enum cp_code tally_attend(const struct cp_attend_args *args,
                                  struct cp_stream *stream)
 {
@@ -152,7 +144,6 @@ static enum cp_code tally_zero(struct cp_device *device, void *data, size_t byte
 static const struct cp_device_ops *tally_over(const struct cp_device_ops *inner)
 {
     tally_kernel = cp_kernel_cuda_plain_ops;
-    tally_kernel.pack_k = tally_kernel.pack_v = tally_pack;
     tally_kernel.attend = tally_attend;
     tally_kernel.finish = tally_finish;
     tally_kernel.delta = tally_delta;

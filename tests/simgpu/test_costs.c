@@ -79,7 +79,7 @@ TEST(forward)
                     [TALLY_ATTEND] = (uint64_t)ring,
                     [TALLY_FINISH] = 1,
                     /* q, k, v for all members and out of all; k and v are packed. */
-                    [TALLY_COPY] = has_group ? 4 : 2,
+                    [TALLY_COPY] = has_group ? 3 : 1,
                     [TALLY_ZERO] = 1,
                 });
             CHECK_EQ_I64(others(&costs[rank]), 0);
@@ -148,10 +148,11 @@ TEST(forward_by_windows)
                 (uint64_t[TALLY_KINDS]){
                     [TALLY_ATTEND] = (uint64_t)world,
                     [TALLY_FINISH] = 1,
-                    /* k and v of every block are packed here. What others read is
-                     * published at once, and rows and results of a group come one by
-                     * one. */
-                    [TALLY_COPY] = (uint64_t)(2 * world + (world > 1) + 2 * group),
+                    /* k and v of every block are packed here together. What others
+                     * read is published at once, and rows and results of a group come
+                     * one by one, the last rows with the own block. */
+                    [TALLY_COPY] =
+                        (uint64_t)(world + (world > 1) + 2 * group - (group > 0)),
                     [TALLY_ZERO] = 1,
                 });
             /* That the call has its turn, what there is, and that the call is over; then

@@ -6,6 +6,7 @@
 #include "cuda_api.h"
 #include "device_cuda.h"
 #include "layout.h"
+#include "simgpu.h"
 #include "test.h"
 
 enum { ROOM = 1 << 16, DEVICE = 0 };
@@ -253,7 +254,9 @@ static struct cp_copy random_copy(struct test_rng *rng, char *slot, bool convert
                          is, n)};
 }
 
-TEST(several_copies_at_once)
+/* All of them by kernels, or those that can be by the copy engine, where rows have so many
+ * bytes. */
+static void check_several_copies(const struct cp_copy_engine *engine)
 {
     static const int counts[] = {0, 1, 2, 23, 24, 25, 49, MOST_COPIES};
     struct test_rng rng = test_rng_init(8);
@@ -262,6 +265,8 @@ TEST(several_copies_at_once)
     void *from = NULL, *to = NULL;
     REQUIRE(bench_open(&bench));
     struct cp_device *device = bench.device;
+    cp_device_cuda_set_engine(device, engine);
+    simgpu_reset();
     REQUIRE(device->ops->alloc(device, sizeof sources, "sources", &from) == CP_OK);
     REQUIRE(device->ops->alloc(device, sizeof slots, "slots", &to) == CP_OK);
     for (int i = 0; i < 3 * (int)(sizeof counts / sizeof *counts); i++) {
@@ -277,10 +282,12 @@ TEST(several_copies_at_once)
         for (int k = 0; k < count; k++) {
             bool converts = i % 3 == 1 || (i % 3 == 2 && test_rng_range(&rng, 0, 1));
             struct cp_copy copy = random_copy(&rng, slots + k * SLOT, converts);
+            bool is_from_peer = test_rng_range(&rng, 0, 3) > 0;
             here[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, slots_want),
                                        .src = copy.src};
             there[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, to),
-                                        .src = moved(&copy.src, sources, from)};
+                                        .src = moved(&copy.src, sources, from),
+                                        .is_from_peer = is_from_peer};
         }
         upload(&bench, from, sources, sizeof sources);
         upload(&bench, to, slots, sizeof slots);
@@ -291,9 +298,19 @@ TEST(several_copies_at_once)
         download(&bench, slots, to, sizeof slots);
         CHECK_EQ_BYTES(slots, slots_want, sizeof slots);
     }
+    /* Two uploads and a download each time. */
+    CHECK(simgpu_stats().launches > 0);
+    CHECK((simgpu_stats().copies > 9 * sizeof counts / sizeof *counts + 100) ==
+          (engine->least_bytes == 1));
     device->ops->free(device, &from);
     device->ops->free(device, &to);
     bench_close(&bench);
+}
+
+TEST(several_copies_at_once)
+{
+    check_several_copies(&(struct cp_copy_engine){INT64_MAX, INT64_MAX});
+    check_several_copies(&(struct cp_copy_engine){1, 1});
 }
 
 TEST(one_of_several_that_is_refused)

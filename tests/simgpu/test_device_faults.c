@@ -116,6 +116,53 @@ TEST(copies_share_launches)
     cp_device_cuda_destroy(&device);
 }
 
+/* What a device does with a large copy: by an engine (copies) or a kernel (launches). */
+static void check_engine(bool is_from_peer, int64_t rows, int64_t row, uint64_t engine)
+{
+    struct cp_device *device = NULL;
+    void *data = NULL;
+    TEST_CONTEXT("from a peer %d, %lld rows of %lld bytes", is_from_peer,
+                 (long long)rows, (long long)row);
+    REQUIRE(cp_device_cuda_create(0, &device) == CP_OK);
+    REQUIRE(device->ops->alloc(device, (size_t)(4 * rows * row), "a block", &data) ==
+            CP_OK);
+    struct cp_stream *lane = device->ops->lane(device, 0);
+    struct cp_copy copy = {.is_from_peer = is_from_peer};
+    copy.src = cp_view_compact(data, CP_DTYPE_UINT8, 1, rows, 2, row);
+    copy.dst = copy.src;
+    copy.dst.data += 2 * rows * row;
+    copy.src.n[2] = copy.dst.n[2] = 1;
+    simgpu_reset();
+    CHECK_EQ_I64(device->ops->copy(device, &copy, 1, lane), CP_OK);
+    CHECK_EQ_U64(simgpu_stats().copies, engine);
+    CHECK_EQ_U64(simgpu_stats().launches, 1 - engine);
+    device->ops->free(device, &data);
+    cp_device_cuda_destroy(&device);
+}
+
+TEST(large_copies_from_peers_are_the_copy_engines)
+{
+    enum { MB = 1 << 20 };
+    simgpu_reset();
+    simgpu_set_device_count(3);
+    check_engine(true, 30 * 512, 2048, 1);
+    check_engine(true, 30 * 1024, 1024, 1);
+    check_engine(true, 30 * 1024 - 1, 1024, 0); /* begins sooner */
+    check_engine(true, 60 * 1024, 512, 0);      /* short rows */
+    check_engine(false, 30 * 512, 2048, 0);
+    simgpu_set_device_count(3);
+    simgpu_set_pcie(0, 2, true);
+    check_engine(true, 30 * 512, 2048, 0);
+    simgpu_reset();
+    simgpu_set_device_count(3);
+    simgpu_set_pcie(0, 2, true);
+    simgpu_set_peer_access(0, 2, false); /* no peer of its */
+    check_engine(true, 30 * 512, 2048, 1);
+    simgpu_reset();
+    simgpu_set_pcie(0, 1, true);
+    check_engine(true, 1, 30 * MB, 1); /* one run */
+}
+
 /* What the entries cost: one thing asked of the device each. */
 TEST(entries_ask_the_device_once)
 {

@@ -39,6 +39,26 @@ TEST(one_rank)
     play(&ipcs, 1, 1);
 }
 
+/* ---- blocks that the copy engine brings ---- */
+
+static enum cp_code join_engines(struct world *w, int rank,
+                                 struct cp_context_parts *parts)
+{
+    static const struct cp_copy_engine any = {.least_bytes = 1, .least_row = 1};
+    enum cp_code code = ipcs_join_apart(w, rank, parts);
+    cp_device_cuda_set_engine(parts->device, &any);
+    return code;
+}
+
+TEST(blocks_that_the_copy_engine_brings)
+{
+    struct world_transport transport = ipcs_apart;
+    transport.join = join_engines;
+    play(&transport, 3, 1);
+    play(&transport, 1, 3);
+    play(&transport, 2, 2);
+}
+
 /* All forwards, then all backwards; nobody waits in between, so that ranks are whole calls
  * apart. */
 static void play_ahead(int rank, void *arg)

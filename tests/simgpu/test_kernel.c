@@ -444,6 +444,22 @@ static struct tensor scratch_new(const struct call *c, int64_t bytes)
     return t;
 }
 
+/* Where panels are plain tensors, it is a copy. */
+static void pack(const struct machine *on,
+                 enum cp_code (*by)(const struct cp_view *dst,
+                                    const struct cp_view *src,
+                                    struct cp_stream *stream),
+                 const struct cp_view *panels, const struct cp_view *src)
+{
+    struct cp_stream *stream = stream_of(on);
+    if (on->ops->rows == NULL) {
+        CHECK(by(panels, src, stream) == CP_OK);
+        return;
+    }
+    const struct cp_copy copy = {.dst = on->ops->rows(panels, src->dtype), .src = *src};
+    CHECK(by == NULL && cp_cuda_copy(&copy, 1, NULL, stream) == CP_OK);
+}
+
 static void attend_cut(struct call *c, const struct cut *cut,
                        const struct cp_view *state)
 {
@@ -464,8 +480,8 @@ static void attend_cut(struct call *c, const struct cut *cut,
         .scale = c->p->scale,
         .scratch = scratch.view.data,
     };
-    CHECK(c->on->ops->pack_k(&args.k, &k, stream) == CP_OK);
-    CHECK(c->on->ops->pack_v(&args.v, &v, stream) == CP_OK);
+    pack(c->on, c->on->ops->pack_k, &args.k, &k);
+    pack(c->on, c->on->ops->pack_v, &args.v, &v);
     CHECK(c->on->ops->attend(&args, stream) == CP_OK);
     tensor_end(c->on, &scratch);
     tensor_end(c->on, &v_panels);

@@ -186,6 +186,9 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src,
 
 /* Memory of other devices and other processes. */
 cudaError_t cudaDeviceCanAccessPeer(int *out, int device, int peer);
+enum cudaDeviceP2PAttr { cudaDevP2PAttrNativeAtomicSupported = 3 };
+cudaError_t cudaDeviceGetP2PAttribute(int *out, enum cudaDeviceP2PAttr what, int device,
+                                      int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *data);
 cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags);
