@@ -197,8 +197,24 @@ static enum oracle_type oracle_type_of(enum cp_dtype dtype)
                                         : ORACLE_F16;
 }
 
+/* A mask in patches, as most are: of how many rows and keys, and what each of them is. */
+struct patches {
+    int64_t rows, keys;
+    enum { PATCH_HIDDEN, PATCH_SHOWN, PATCH_CONSTANT, PATCH_MIXED } of[4][8];
+};
+
+static struct patches random_patches(struct test_rng *rng)
+{
+    struct patches p = {.rows = 24 << test_rng_range(rng, 0, 1),
+                        .keys = 64 << test_rng_range(rng, 0, 1)};
+    for (int i = 0; i < 4 * 8; i++) {
+        p.of[i / 8][i % 8] = (int)test_rng_range(rng, 0, PATCH_MIXED);
+    }
+    return p;
+}
+
 /* Any broadcast shape; bool or added; holes, rows without a key, a stretch of keys that
- * nobody sees. */
+ * nobody sees; patches. */
 static void problem_mask(struct problem *p, struct test_rng *rng)
 {
     struct oracle_input *in = &p->in;
@@ -216,7 +232,8 @@ static void problem_mask(struct problem *p, struct test_rng *rng)
             dead_first = test_rng_range(rng, 0, in->keys);
     int64_t dead_end =
         dead_first + test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->keys);
-    bool is_dead = false;
+    bool is_dead = false, is_patched = test_rng_range(rng, 0, 2) == 0;
+    struct patches patches = random_patches(rng);
     for (int64_t i = 0; i < count; i++) {
         int64_t key = i % (p->mask_n[3] > 0 ? p->mask_n[3] : 1);
         if (key == 0) {
@@ -228,6 +245,22 @@ static void problem_mask(struct problem *p, struct test_rng *rng)
                          ? 0
                          : oracle_round(4 * (double)test_rng_float(rng), type);
         p->mask_values[i] = is_hidden ? -HUGE_VAL : add;
+        if (is_patched) {
+            int64_t row = i / p->mask_n[3] % p->mask_n[2];
+            switch (patches.of[row / patches.rows % 4][key / patches.keys % 8]) {
+            case PATCH_HIDDEN:
+                p->mask_values[i] = -HUGE_VAL;
+                break;
+            case PATCH_SHOWN:
+                p->mask_values[i] = 0;
+                break;
+            case PATCH_CONSTANT:
+                p->mask_values[i] = p->mask_dtype == CP_DTYPE_BOOL ? 0 : 0.5;
+                break;
+            case PATCH_MIXED:
+                break;
+            }
+        }
     }
     p->mask = numbers(in->batch * in->heads * in->rows * in->keys);
     double *to = p->mask;

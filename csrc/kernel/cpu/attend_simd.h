@@ -60,15 +60,16 @@ static struct job job_of(const struct cp_attend_args *args)
 
 /* Up to TILE_KEYS keys from `key` of the block on for the rows whose queries are loaded. */
 CP_INLINE void attend_tile(int vecs, const struct job *job, const struct block *block,
-                           float *state, int64_t row, int64_t rows, int64_t key,
-                           int64_t keys)
+                           enum sight sight, float *state, int64_t row, int64_t rows,
+                           int64_t key, int64_t keys)
 {
     const struct layout *layout = &job->layout;
     const struct scorer *scorer = &job->scorer;
     const float *k = block->k + key / GROUP * layout->k_group,
                 *v = block->v + key / V_KEYS * layout->v_group;
     float *max = state + layout->values * QUERIES, *total = max + QUERIES;
-    float factor = score_tile(vecs, scorer, &block->stretch, k, row, rows, key, keys);
+    float factor =
+        score_tile(vecs, scorer, &block->stretch, sight, k, row, rows, key, keys);
     soften(vecs, scorer->tile, keys, factor, scorer->highest, max, total, job->shrink);
     weigh(vecs, v, layout->v_group, scorer->tile, (keys + WORD - 1) / WORD,
           layout->values, state, job->shrink);
@@ -80,12 +81,17 @@ static void attend_rows(const struct job *job, const struct block *block, float 
 {
     for (int64_t key = 0; key < keys; key += TILE_KEYS) {
         int64_t some = keys - key < TILE_KEYS ? keys - key : TILE_KEYS;
+        enum sight sight =
+            sight_of(&job->scorer, &block->stretch, row, rows, key, some);
+        if (sight == SEES_NONE) {
+            continue;
+        }
         if (rows > 2 * LANES) {
-            attend_tile(3, job, block, state, row, rows, key, some);
+            attend_tile(3, job, block, sight, state, row, rows, key, some);
         } else if (rows > LANES) {
-            attend_tile(2, job, block, state, row, rows, key, some);
+            attend_tile(2, job, block, sight, state, row, rows, key, some);
         } else {
-            attend_tile(1, job, block, state, row, rows, key, some);
+            attend_tile(1, job, block, sight, state, row, rows, key, some);
         }
     }
 }

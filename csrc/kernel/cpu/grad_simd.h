@@ -409,13 +409,14 @@ CP_INLINE void collect_queries(int vecs, const struct backward *job, const float
 
 /* Up to GRAD_KEYS keys from `key` of the block on for the rows that are loaded. */
 CP_INLINE void grad_tile(int vecs, const struct backward *job, const struct stretch *s,
-                         int64_t row, int64_t rows, int64_t key, int64_t keys)
+                         enum sight sight, int64_t row, int64_t rows, int64_t key,
+                         int64_t keys)
 {
     const struct scorer *scorer = &job->scorer;
     float *tile = scorer->tile, *slope = job->part[PART_SLOPE];
     const float *k = job->part[PART_K] + key / GROUP * job->k_group,
                 *v = job->part[PART_V] + key / GROUP * job->v_group;
-    float factor = score_tile(vecs, scorer, s, k, row, rows, key, keys);
+    float factor = score_tile(vecs, scorer, s, sight, k, row, rows, key, keys);
     scores(vecs, v, job->v_group, job->part[PART_DOUT], words_of(job->args->v.n[3]),
            (keys + GROUP - 1) / GROUP, slope, scorer->highest);
     differentiate(vecs, tile, slope, job->part[PART_SLOPE_PAIRS], keys, factor,
@@ -488,12 +489,16 @@ static void grad_head(const struct backward *job, const struct stretch *s, int64
         load_tile(job, b, row, h, rows);
         for (int64_t key = 0; key < seen; key += GRAD_KEYS) {
             int64_t keys = seen - key < GRAD_KEYS ? seen - key : GRAD_KEYS;
+            enum sight sight = sight_of(&job->scorer, s, row, rows, key, keys);
+            if (sight == SEES_NONE) {
+                continue;
+            }
             if (rows > 2 * LANES) {
-                grad_tile(3, job, s, row, rows, key, keys);
+                grad_tile(3, job, s, sight, row, rows, key, keys);
             } else if (rows > LANES) {
-                grad_tile(2, job, s, row, rows, key, keys);
+                grad_tile(2, job, s, sight, row, rows, key, keys);
             } else {
-                grad_tile(1, job, s, row, rows, key, keys);
+                grad_tile(1, job, s, sight, row, rows, key, keys);
             }
         }
         add_dq(job, b, row, h, rows);

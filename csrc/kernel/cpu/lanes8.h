@@ -171,4 +171,23 @@ CP_INLINE void lanes8_transpose(__m256 row[8])
     }
 }
 
+/* The same of 8 x 8 bytes, row[i] in its first eight: column[i] has columns 2 * i and 2 * i + 1. */
+CP_INLINE void lanes8_transpose_bytes(const __m128i row[8], __m128i column[4])
+{
+    __m128i pair[4];
+    CP_UNROLL
+    for (int i = 0; i < 4; i++) {
+        pair[i] = _mm_unpacklo_epi8(row[2 * i], row[2 * i + 1]);
+    }
+    __m128i above[2] = {_mm_unpacklo_epi16(pair[0], pair[1]),
+                        _mm_unpackhi_epi16(pair[0], pair[1])};
+    __m128i below[2] = {_mm_unpacklo_epi16(pair[2], pair[3]),
+                        _mm_unpackhi_epi16(pair[2], pair[3])};
+    CP_UNROLL
+    for (int i = 0; i < 2; i++) {
+        column[2 * i] = _mm_unpacklo_epi32(above[i], below[i]);
+        column[2 * i + 1] = _mm_unpackhi_epi32(above[i], below[i]);
+    }
+}
+
 #endif

@@ -4,6 +4,7 @@
 #define CP_KERNEL_CPU_SCORE_SIMD_H
 
 #include <math.h>
+#include <string.h>
 
 #include "kernel/cpu/panel_simd.h"
 #include "kernel/cpu/tile_simd.h"
@@ -90,25 +91,59 @@ CP_INLINE __m256 load_bias(enum cp_dtype dtype, const char *from, int64_t stride
                : cells;
 }
 
-/* What the mask adds to the scores of `keys` keys from `key` of the stretch on, GROUP at most, for `rows` rows from `row`
- * on: [GROUP][QUERIES]. */
-CP_INLINE void load_biases(const struct scorer *scorer, const struct stretch *s,
-                           int64_t row, int64_t rows, int64_t key, int64_t keys,
-                           float *to)
+/* Of one cell. */
+static float bias_of(enum cp_dtype dtype, const char *cell)
 {
-    enum cp_dtype dtype = scorer->mask->dtype;
+    return _mm256_cvtss_f32(load_bias(dtype, cell, 0, 1));
+}
+
+/* Where the cells of GROUP rows of a mask begin, those of the first at `from`. Rows past `rows` are the last again: there
+ * is nothing to read behind. Returns where the next row's begin. */
+CP_INLINE const char *rows_of_mask(const struct stretch *s, const char *from,
+                                   int64_t rows, const char *at[GROUP])
+{
+    for (int64_t i = 0; i < GROUP; i++) {
+        at[i] = from;
+        lanes8_prefetch(from + TILE_KEYS * s->key_stride);
+        from += i + 1 < rows ? s->row_stride : 0;
+    }
+    return from;
+}
+
+/* What the mask adds to the scores of `keys` keys, GROUP at most, for `rows` rows, the cells of the first of which begin at
+ * `from`: [GROUP][QUERIES]. */
+CP_INLINE void load_biases(enum cp_dtype dtype, const struct stretch *s,
+                           const char *from, int64_t rows, int64_t keys, float *to)
+{
     for (int64_t first = 0; first < rows; first += GROUP) {
+        const char *at[GROUP];
         __m256 bias[GROUP];
+        from = rows_of_mask(s, from, rows - first, at);
         for (int64_t i = 0; i < GROUP; i++) {
-            /* Lanes past the last row repeat it: there is nothing to read behind. */
-            int64_t mask_row = row + (first + i < rows ? first + i : rows - 1);
-            const char *from = s->mask + mask_row * s->row_stride + key * s->key_stride;
-            lanes8_prefetch(from + TILE_KEYS * s->key_stride);
-            bias[i] = load_bias(dtype, from, s->key_stride, keys);
+            bias[i] = load_bias(dtype, at[i], s->key_stride, keys);
         }
         lanes8_transpose(bias);
         for (int64_t i = 0; i < GROUP; i++) {
             _mm256_storeu_ps(to + i * QUERIES + first, bias[i]);
+        }
+    }
+}
+
+/* The same of GROUP bools side by side in each row, as they are. */
+CP_INLINE void load_bools(const struct stretch *s, const char *from, int64_t rows,
+                          char *to)
+{
+    for (int64_t first = 0; first < rows; first += GROUP) {
+        const char *at[GROUP];
+        __m128i bools[GROUP], pairs[GROUP / 2];
+        from = rows_of_mask(s, from, rows - first, at);
+        for (int64_t i = 0; i < GROUP; i++) {
+            bools[i] = _mm_loadl_epi64((const __m128i *)(const void *)at[i]);
+        }
+        lanes8_transpose_bytes(bools, pairs);
+        for (int64_t i = 0; i < GROUP; i++) {
+            __m128i one = i % 2 == 0 ? pairs[i / 2] : _mm_srli_si128(pairs[i / 2], 8);
+            _mm_storel_epi64((__m128i *)(void *)(to + i * QUERIES + first), one);
         }
     }
 }
@@ -127,29 +162,77 @@ CP_INLINE void load_biases_of_keys(const struct scorer *scorer, const struct str
     }
 }
 
-/* limit with the mask of the stretch, from `key` of it on. */
+/* limit, compiled for each kind of limits. */
+CP_INLINE void limit_by(int vecs, const struct scorer *scorer, int64_t key,
+                        int64_t keys, const float *bias, const char *bools,
+                        int64_t edge)
+{
+    float *tile = scorer->tile + key * QUERIES, factor = scorer->scaling.factor;
+    if (edge + keys - 1 > 0) {
+        struct limits limits = {bias, bools, true, edge};
+        limit(vecs, tile, keys, factor, limits, scorer->highest);
+    } else {
+        struct limits limits = {bias, bools, false, 0};
+        limit(vecs, tile, keys, factor, limits, scorer->highest);
+    }
+}
+
+/* With the mask of the stretch, from `key` of it on. */
 CP_INLINE void limit_with_mask(int vecs, const struct scorer *scorer,
                                const struct stretch *s, int64_t row, int64_t rows,
                                int64_t key, int64_t keys, int64_t edge)
 {
+    enum cp_dtype dtype = scorer->mask->dtype;
+    bool are_bools = dtype == CP_DTYPE_BOOL && s->key_stride == 1;
     float bias[GROUP * QUERIES];
+    char bools[GROUP * QUERIES];
     for (int64_t k = 0; k < keys; k += GROUP) {
         int64_t some = keys - k < GROUP ? keys - k : GROUP;
+        const char *from = s->mask + row * s->row_stride + (key + k) * s->key_stride;
         if (s->row_stride == 0) {
             load_biases_of_keys(scorer, s, key + k, some, bias);
+            limit_by(vecs, scorer, k, some, bias, NULL, edge + k);
+        } else if (are_bools && some == GROUP) {
+            load_bools(s, from, rows, bools);
+            limit_by(vecs, scorer, k, some, NULL, bools, edge + k);
         } else {
-            load_biases(scorer, s, row, rows, key + k, some, bias);
+            load_biases(dtype, s, from, rows, some, bias);
+            limit_by(vecs, scorer, k, some, bias, NULL, edge + k);
         }
-        limit(vecs, scorer->tile + k * QUERIES, some, scorer->scaling.factor, edge + k,
-              bias, scorer->highest);
     }
+}
+
+/* What the mask lets a tile see. */
+enum sight { SEES_NONE, SEES_SOME, SEES_ALL };
+
+/* Masks are rarely random: of most tiles they hide nothing, or all. */
+static enum sight sight_of(const struct scorer *scorer, const struct stretch *s,
+                           int64_t row, int64_t rows, int64_t key, int64_t keys)
+{
+    if (!s->mask) {
+        return SEES_ALL;
+    }
+    size_t bytes = (size_t)lanes8_bytes(scorer->mask->dtype);
+    const char *first = s->mask + row * s->row_stride + key * s->key_stride;
+    if (s->key_stride != (int64_t)bytes) {
+        return SEES_SOME;
+    }
+    for (int64_t i = 0; i < (s->row_stride == 0 ? 1 : rows); i++) {
+        const char *cells = first + i * s->row_stride;
+        if (memcmp(cells, first, bytes) != 0 ||
+            memcmp(cells, cells + bytes, (size_t)(keys - 1) * bytes) != 0) {
+            return SEES_SOME;
+        }
+    }
+    float bias = bias_of(scorer->mask->dtype, first);
+    return bias == -INFINITY ? SEES_NONE : bias == 0.0f ? SEES_ALL : SEES_SOME;
 }
 
 /* Scores of `keys` keys from `key` of the stretch on, whose panel begins at `k`, for the rows whose queries are loaded.
  * The factor that they and the maxima still lack. */
 CP_INLINE float score_tile(int vecs, const struct scorer *scorer,
-                           const struct stretch *s, const float *k, int64_t row,
-                           int64_t rows, int64_t key, int64_t keys)
+                           const struct stretch *s, enum sight sight, const float *k,
+                           int64_t row, int64_t rows, int64_t key, int64_t keys)
 {
     const struct cp_place *place = scorer->place;
     float factor = scorer->scaling.factor;
@@ -158,13 +241,13 @@ CP_INLINE float score_tile(int vecs, const struct scorer *scorer,
     /* Query lane i may see key j of the tile iff edge + j <= i. */
     int64_t edge = place->k_first + s->first + key - place->q_first - row;
     bool is_edge = place->is_causal && edge + keys - 1 > 0;
-    if (s->mask || is_edge || keys % GROUP != 0) {
+    if (sight == SEES_SOME || is_edge || keys % GROUP != 0) {
         int64_t first_query = is_edge ? edge : -keys;
         clear_highest(vecs, scorer->highest);
-        if (s->mask) {
+        if (sight == SEES_SOME) {
             limit_with_mask(vecs, scorer, s, row, rows, key, keys, first_query);
         } else {
-            limit(vecs, scorer->tile, keys, factor, first_query, NULL, scorer->highest);
+            limit_by(vecs, scorer, 0, keys, NULL, NULL, first_query);
         }
         factor = 1.0f;
     }
@@ -184,8 +267,7 @@ static int64_t seen_keys(const struct cp_place *place, const struct stretch *s,
 
 static bool is_forbidden(enum cp_dtype dtype, const char *cell)
 {
-    __m256 bias = load_bias(dtype, cell, 0, 1);
-    return _mm256_cvtss_f32(bias) == -INFINITY;
+    return bias_of(dtype, cell) == -INFINITY;
 }
 
 /* Gives the stretch its mask, unless that is only its length. */

@@ -21,6 +21,7 @@
  *   vec_load, vec_store, vec_set, vec_broadcast, vec_add, vec_sub, vec_mul, vec_fma (a * b + c), vec_fms (a * b - c)
  *   vec_max (a, b)                   b where one is a NaN
  *   vec_keep (a, b, c, d)            a >= b ? c : d
+ *   vec_see (bools, a, b)            a where the bool of the lane is not 0, else b
  *   vec_scale_exp (n, p, a, b)       a < b ? 0 : the float with the bits of p + (those of n << 23)
  *   vec_dot (sum, word a, word b)    sum + the products of a word's elements
  *   vec_pair (a, b)                  WORD 2: words of the rounded a and b
@@ -171,18 +172,27 @@ CP_INLINE void clear_highest(int vecs, float *highest)
     }
 }
 
-/* Multiplies `keys` rows of scores by `factor`, adds `bias`, [keys][QUERIES] or NULL, forbids key k to the queries below
- * first_query + k, and carries the maxima of what is left. */
+/* What becomes of scores: [keys][QUERIES] of what is added to them, or of bools that let them be seen; at an edge key k is
+ * hidden from the queries below first_query + k. */
+struct limits {
+    const float *bias; /* NULL: none */
+    const char *bools; /* NULL: none */
+    bool is_edge;
+    int64_t first_query;
+};
+
+/* Multiplies `keys` rows of scores by `factor`, limits them, and carries the maxima of what is left. */
 CP_INLINE void limit(int vecs, float *tile, int64_t keys, float factor,
-                     int64_t first_query, const float *bias, float *highest)
+                     struct limits limits, float *highest)
 {
-    vec high[VECS], scale = vec_set(factor);
+    const vec scale = vec_set(factor), hidden = vec_set(-INFINITY);
+    vec high[VECS];
     CP_UNROLL
     for (int j = 0; j < vecs; j++) {
         high[j] = vec_load(highest + j * LANES);
     }
     for (int64_t k = 0; k < keys; k++) {
-        int64_t first = first_query + k;
+        int64_t first = limits.first_query + k;
         vec from = vec_set(first < 0         ? 0.0f
                            : first > QUERIES ? (float)QUERIES
                                              : (float)first);
@@ -190,10 +200,16 @@ CP_INLINE void limit(int vecs, float *tile, int64_t keys, float factor,
         for (int j = 0; j < vecs; j++) {
             int64_t cell = k * QUERIES + j * LANES;
             vec score = vec_load(tile + cell);
-            score = bias != NULL ? vec_fma(score, scale, vec_load(bias + cell))
-                                 : vec_mul(score, scale);
-            score = vec_keep(vec_load(lane_numbers + j * LANES), from, score,
-                             vec_set(-INFINITY));
+            score = limits.bias != NULL
+                        ? vec_fma(score, scale, vec_load(limits.bias + cell))
+                        : vec_mul(score, scale);
+            if (limits.bools != NULL) {
+                score = vec_see(limits.bools + cell, score, hidden);
+            }
+            if (limits.is_edge) {
+                score =
+                    vec_keep(vec_load(lane_numbers + j * LANES), from, score, hidden);
+            }
             high[j] = vec_max(high[j], score);
             vec_store(tile + cell, score);
         }

@@ -76,4 +76,11 @@ CP_INLINE vec vec_keep(vec a, vec b, vec c, vec d)
     return _mm256_blendv_ps(d, c, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
 
+CP_INLINE vec vec_see(const char *bools, vec a, vec b)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)bools);
+    __m128i is_false = _mm_cmpeq_epi8(bytes, _mm_setzero_si128());
+    return _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_cvtepi8_epi32(is_false)));
+}
+
 #endif

@@ -72,6 +72,12 @@ CP_INLINE vec vec_keep(vec a, vec b, vec c, vec d)
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), d, c);
 }
 
+CP_INLINE vec vec_see(const char *bools, vec a, vec b)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)bools);
+    return _mm512_mask_blend_ps(_mm_test_epi8_mask(bytes, bytes), b, a);
+}
+
 #if WORD == 1
 CP_INLINE vec vec_dot(vec sum, vec a, vec b)
 {
