@@ -179,17 +179,19 @@ enum cp_code put(queue &next, nests_kernel kernel, const cp_nest &nest)
     return CP_OK;
 }
 
+constexpr int64_t LONGEST_PITCH = INT32_MAX; /* of cudaMemcpy2D */
+
 /* Rows of bytes of one length: planes of rows, where a nest has more loops. */
 bool is_for_engine(const cp_copy_engine &engine, const cp_nest &by_byte)
 {
     const cp_nest_axis &row = by_byte.axis[0];
     if (by_byte.count == 1) {
-        return row.n >= engine.least_bytes;
+        return row.n >= engine.least_piece;
     }
     const cp_nest_axis &rows = by_byte.axis[1];
     return row.dst == 1 && row.src == 1 && row.n >= engine.least_row &&
-           rows.n >= engine.least_bytes / row.n && rows.dst >= row.n &&
-           rows.src >= row.n && rows.dst <= LONGEST && rows.src <= LONGEST;
+           rows.n >= engine.least_plane / row.n && rows.dst >= row.n &&
+           rows.src >= row.n && rows.dst <= LONGEST_PITCH && rows.src <= LONGEST_PITCH;
 }
 
 enum cp_code move_by_engine(const queue &next, const cp_nest &by_byte)

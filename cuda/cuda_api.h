@@ -10,10 +10,10 @@ extern "C" {
 #endif
 
 /* Which copies from a peer's memory the GPU's copy engine does, beside kernels that go on
- * computing: those of so many bytes, where they are rows of so many. Others are done by a
- * kernel, which begins sooner. */
+ * computing: those in one piece of so many bytes, and planes of so many, of rows of so many.
+ * Others are done by a kernel, which begins sooner. INT64_MAX: none. */
 struct cp_copy_engine {
-    int64_t least_bytes, least_row; /* INT64_MAX: none */
+    int64_t least_piece, least_plane, least_row;
 };
 
 /* As the entries of struct cp_device_ops (device/device.h). Converting and adding need

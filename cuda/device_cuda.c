@@ -263,31 +263,41 @@ static enum cp_code make_events(struct cuda_device *device)
     return CP_OK;
 }
 
-/* A copy engine takes no multiprocessor from kernels that compute, and keeps the link as busy
- * as a kernel that copies, but begins later by some microseconds: little where the bytes
- * take a tenth of a millisecond. Rows shorter than what a link carries at once waste it, and
- * over PCIe an engine is slow with any. Only NVLink has atomics. */
-enum { ENGINE_BYTES = 30 * 1024 * 1024, ENGINE_ROW = 1024 };
+/* A copy engine takes no multiprocessor from kernels that compute, but begins later by a few
+ * microseconds, in which NVLink moves a megabyte. Rows cost it more: short ones waste what a
+ * link carries at once, and over PCIe it is slow with any. */
+enum {
+    ENGINE_PIECE = 1024 * 1024,
+    ENGINE_PLANE = 30 * 1024 * 1024,
+    ENGINE_ROW = 1024,
+};
+
+/* Only NVLink has atomics. What cannot be told counts as PCIe. */
+static bool is_nvlink(int ordinal, int peer)
+{
+    int has_atomics = 0;
+    cudaError_t error = cudaDeviceGetP2PAttribute(
+        &has_atomics, cudaDevP2PAttrNativeAtomicSupported, ordinal, peer);
+    (void)cudaGetLastError();
+    return error == cudaSuccess && has_atomics != 0;
+}
 
 static enum cp_code find_engine(int ordinal, struct cp_copy_engine *out)
 {
     int count = 0;
-    *out =
-        (struct cp_copy_engine){.least_bytes = ENGINE_BYTES, .least_row = ENGINE_ROW};
+    *out = (struct cp_copy_engine){.least_piece = ENGINE_PIECE,
+                                   .least_plane = ENGINE_PLANE,
+                                   .least_row = ENGINE_ROW};
     CP_TRY(cp_cuda_check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
     for (int peer = 0; peer < count; peer++) {
-        int can = 0, is_nvlink = 0;
+        int can = 0;
         if (peer == ordinal) {
             continue;
         }
         CP_TRY(cp_cuda_check(cudaDeviceCanAccessPeer(&can, ordinal, peer),
                              "cudaDeviceCanAccessPeer"));
-        CP_TRY(cp_cuda_check(
-            cudaDeviceGetP2PAttribute(&is_nvlink, cudaDevP2PAttrNativeAtomicSupported,
-                                      ordinal, peer),
-            "cudaDeviceGetP2PAttribute"));
-        if (can != 0 && is_nvlink == 0) {
-            out->least_row = INT64_MAX;
+        if (can != 0 && !is_nvlink(ordinal, peer)) {
+            out->least_plane = INT64_MAX;
         }
     }
     return CP_OK;

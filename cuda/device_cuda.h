@@ -12,8 +12,7 @@ CP_NODISCARD enum cp_code cp_device_cuda_create(int ordinal, struct cp_device **
 /* Accepts NULL, leaves NULL. Waits for nothing: what has been enqueued still runs. */
 void cp_device_cuda_destroy(struct cp_device **device);
 
-/* In the place of what it found at its creation: 30 MB, and rows of 1 kB where its links to
- * all peers are NVLink's. Copied. */
+/* In the place of what follows from its links: for tests and trials. Copied. */
 void cp_device_cuda_set_engine(struct cp_device *device,
                                const struct cp_copy_engine *engine);
 

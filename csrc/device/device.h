@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 4, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
+enum { CP_DEVICE_ABI = 5, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
 /* The event behind all work of the call before, but for those captured; and the one that a
  * captured call begins with, which means nothing outside of its capture. */

@@ -9,7 +9,7 @@
 #include "device/device.h"
 #include "kernel/kernel.h"
 
-enum { CP_ACCELERATOR_ABI = 5, CP_OFFER_BYTES = 768 };
+enum { CP_ACCELERATOR_ABI = 6, CP_OFFER_BYTES = 768 };
 
 /* What a rank tells the others before they connect: bytes that only the accelerator reads.
  */

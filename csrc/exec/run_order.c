@@ -123,8 +123,8 @@ enum cp_code cp_run_join(struct cp_run *run)
                : device->ops->record(device, run->env.stream, CP_DEVICE_EVENT_CALL);
 }
 
-/* Nobody looks at what that came to: the call has failed, and says why. A capture is left
- * open at its lanes, so that CUDA refuses the graph of half a call. */
+/* Nobody looks at what that came to: the call has failed, and says why. In a capture lanes
+ * stay as they are: CUDA refuses the graph of half a call where one has been forked. */
 void cp_run_join_failed(struct cp_run *run)
 {
     struct cp_device *device = run->env.device;

@@ -47,8 +47,8 @@ enum cp_buffer_kind {
 
 enum cp_layout {
     CP_LAYOUT_PLAIN, /* the strides say all */
-    CP_LAYOUT_K,     /* panels that pack_k writes: a box must take all rows and dims */
-    CP_LAYOUT_V,     /* panels that pack_v writes */
+    CP_LAYOUT_K,     /* panels of packed keys: a box must take all rows and dims */
+    CP_LAYOUT_V,     /* panels of packed values */
     CP_LAYOUT_STATE, /* panels that attend carries; zero bytes are the empty state */
 };
 

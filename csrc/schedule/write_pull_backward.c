@@ -199,19 +199,32 @@ static void clear_slot(struct cp_builder *builder, int32_t slot)
     cp_build_after(builder, step, CP_LANE_IN);
 }
 
-/* The block's gradient. That of the own block goes straight into the own sums. */
-static void grad_step(struct cp_pull *pull, const struct sums *own, int step)
+/* The keys of the step, if it is one of the chunk's and live. */
+static struct cp_pull_keys bring(struct cp_pull *pull, int step)
+{
+    struct cp_writer *w = &pull->w;
+    if (step == (w->chunk + 1) * w->plan->world || !is_live_step(pull, w->rank, step)) {
+        return (struct cp_pull_keys){cp_box_none(), cp_box_none()};
+    }
+    return cp_pull_bring_keys(pull, owner_of_step(pull, w->rank, step), step);
+}
+
+/* The block's gradient, with the keys that `brought` has; then that has the next step's. They
+ * come while this one is computed, also where the order of the list is kept. The gradient of the
+ * own block goes straight into the own sums. */
+static void grad_step(struct cp_pull *pull, const struct sums *own, int step,
+                      struct cp_pull_keys *brought)
 {
     struct cp_writer *w = &pull->w;
     bool is_own = block_of_step(pull, step) == 0;
     struct cp_block block = cp_pull_block_of(pull, owner_of_step(pull, w->rank, step));
     if (!is_live_step(pull, w->rank, step)) {
+        *brought = bring(pull, step + 1);
         return;
     }
-    struct cp_pull_keys brought = cp_pull_bring_keys(pull, block.owner, step);
     struct cp_key_boxes keys = {
-        .k = brought.k,
-        .v = brought.v,
+        .k = brought->k,
+        .v = brought->v,
         .mask = cp_writer_mask_box(w, pull->window[block.owner].mask, 0, &block),
         .dk = cp_writer_heads(cp_writer_box(w, own->dk), w->kv_heads),
         .dv = cp_writer_heads(cp_writer_box(w, own->dv), w->kv_heads),
@@ -225,6 +238,7 @@ static void grad_step(struct cp_pull *pull, const struct sums *own, int step)
         keys.dv = cp_writer_box(w, slot.dv);
         cp_writer_arrive(w);
     }
+    *brought = bring(pull, step + 1);
     cp_writer_grad(w, &cp_pull_chunk_of(pull, w->rank)->rows, &keys, &block);
     cp_pull_met_keys(pull, step);
     if (!is_own) {
@@ -284,8 +298,9 @@ static void meet_chunk(struct cp_pull *pull, const struct sums *own, int32_t dq)
     w->arrived = chunk->arrived;
     w->group_mask = chunk->group_mask;
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, chunk->dq);
+    struct cp_pull_keys brought = bring(pull, first);
     for (int step = first; step < first + w->plan->world; step++) {
-        grad_step(pull, own, step);
+        grad_step(pull, own, step, &brought);
         if (step > 0) {
             add_partial(pull, own, step - 1);
         }

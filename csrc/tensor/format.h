@@ -20,7 +20,7 @@ struct cp_panel {
 
 struct cp_format {
     uint64_t id; /* names kernel family and layout; ranks compare it, 0 is never used */
-    struct cp_panel k, v; /* what `pack_k` and `pack_v` write */
+    struct cp_panel k, v; /* where packed keys and values lie */
     struct cp_panel
         state; /* what `attend` carries: unnormalised output, maximum, sum */
     int64_t scratch_bytes;      /* for one `attend` at a time */

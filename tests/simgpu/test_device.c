@@ -301,7 +301,7 @@ static void check_several_copies(const struct cp_copy_engine *engine)
     /* Two uploads and a download each time. */
     CHECK(simgpu_stats().launches > 0);
     CHECK((simgpu_stats().copies > 9 * sizeof counts / sizeof *counts + 100) ==
-          (engine->least_bytes == 1));
+          (engine->least_piece == 1));
     device->ops->free(device, &from);
     device->ops->free(device, &to);
     bench_close(&bench);
@@ -309,8 +309,8 @@ static void check_several_copies(const struct cp_copy_engine *engine)
 
 TEST(several_copies_at_once)
 {
-    check_several_copies(&(struct cp_copy_engine){INT64_MAX, INT64_MAX});
-    check_several_copies(&(struct cp_copy_engine){1, 1});
+    check_several_copies(&(struct cp_copy_engine){INT64_MAX, INT64_MAX, INT64_MAX});
+    check_several_copies(&(struct cp_copy_engine){1, 1, 1});
 }
 
 TEST(one_of_several_that_is_refused)

@@ -160,7 +160,9 @@ TEST(large_copies_from_peers_are_the_copy_engines)
     check_engine(true, 30 * 512, 2048, 1);
     simgpu_reset();
     simgpu_set_pcie(0, 1, true);
-    check_engine(true, 1, 30 * MB, 1); /* one run */
+    check_engine(true, 1, MB, 1); /* one piece */
+    simgpu_fail_call("cudaDeviceGetP2PAttribute", 0, cudaErrorInvalidDevice);
+    check_engine(true, 30 * 512, 2048, 0); /* that is no reason to be without a GPU */
 }
 
 /* What the entries cost: one thing asked of the device each. */

@@ -44,19 +44,29 @@ TEST(one_rank)
 static enum cp_code join_engines(struct world *w, int rank,
                                  struct cp_context_parts *parts)
 {
-    static const struct cp_copy_engine any = {.least_bytes = 1, .least_row = 1};
-    enum cp_code code = ipcs_join_apart(w, rank, parts);
+    static const struct cp_copy_engine any = {1, 1, 1};
+    CP_TRY(ipcs_join_apart(w, rank, parts));
     cp_device_cuda_set_engine(parts->device, &any);
-    return code;
+    return CP_OK;
+}
+
+/* How many copies a world's engines do. */
+static uint64_t copies_of(const struct world_transport *transport, int ring,
+                          int ulysses)
+{
+    play(transport, ring, ulysses);
+    return simgpu_stats().copies;
 }
 
 TEST(blocks_that_the_copy_engine_brings)
 {
+    static const int shapes[][2] = {{3, 1}, {1, 3}, {2, 2}};
     struct world_transport transport = ipcs_apart;
     transport.join = join_engines;
-    play(&transport, 3, 1);
-    play(&transport, 1, 3);
-    play(&transport, 2, 2);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        uint64_t few = copies_of(&ipcs_apart, shapes[i][0], shapes[i][1]);
+        CHECK(copies_of(&transport, shapes[i][0], shapes[i][1]) > few + 10);
+    }
 }
 
 /* All forwards, then all backwards; nobody waits in between, so that ranks are whole calls
