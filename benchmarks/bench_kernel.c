@@ -190,11 +190,12 @@ enum sight {
     SEES_KEYS,   /* bool, one row for all queries: three keys of four */
     SEES_BOOL,   /* bool, a row for each query */
     SEES_BIAS,   /* float32, a row for each query */
+    SEES_MASK,   /* as causal, by a bool mask */
     SIGHTS
 };
 
-static const char *const sight_names[SIGHTS] = {"all", "causal", "keys", "bool",
-                                                "bias"};
+static const char *const sight_names[SIGHTS] = {"all",  "causal", "keys",
+                                                "bool", "bias",   "mask"};
 
 struct shape {
     int64_t rows, keys, heads, dim;
@@ -218,7 +219,10 @@ static struct cp_view mask_of(const struct shape *shape)
                         1, rows, shape->keys);
     for (int64_t i = 0; i < rows * shape->keys; i++) {
         float bias = (float)(i * 7 % 13) * 0.125f - 0.75f;
-        bool is_seen = i % shape->keys % 4 != 1;
+        int64_t row = i / shape->keys, key = i % shape->keys;
+        bool is_seen = shape->sight == SEES_MASK
+                           ? key <= shape->keys - shape->rows + row
+                           : key % 4 != 1;
         if (dtype == CP_DTYPE_BOOL) {
             memcpy(mask.data + i, &is_seen, 1);
         } else {
@@ -228,11 +232,11 @@ static struct cp_view mask_of(const struct shape *shape)
     return mask;
 }
 
-/* Pairs of query and key that count: a mask may forbid any of them, so all do. */
+/* Pairs of query and key that count: where a mask may forbid any of them, all do. */
 static double pairs_of(const struct shape *shape)
 {
     double pairs = 0;
-    if (shape->sight != SEES_CAUSAL) {
+    if (shape->sight != SEES_CAUSAL && shape->sight != SEES_MASK) {
         return (double)shape->rows * (double)shape->keys;
     }
     for (int64_t row = 0; row < shape->rows; row++) {
@@ -408,10 +412,11 @@ int main(int argc, char **argv)
 {
     struct shape shape = {.dtype = CP_DTYPE_NONE};
     if (argc < 9 || argc > 10 || !parse(argv, &shape)) {
-        (void)fprintf(stderr,
-                      "usage: %s ROWS KEYS HEADS DIM float32|bfloat16|float16 REPEATS "
-                      "(1 to %d) private|shared all|causal|keys|bool|bias [KERNEL]\n",
-                      argv[0], REPEATS_MAX);
+        (void)fprintf(
+            stderr,
+            "usage: %s ROWS KEYS HEADS DIM float32|bfloat16|float16 REPEATS "
+            "(1 to %d) private|shared all|causal|keys|bool|bias|mask [KERNEL]\n",
+            argv[0], REPEATS_MAX);
         return 2;
     }
     struct cp_view qkvo[4];

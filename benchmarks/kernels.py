@@ -144,11 +144,11 @@ def parse_arguments():
     )
     parser.add_argument(
         "--sight",
-        choices=("all", "causal", "keys", "bool", "bias"),
+        choices=("all", "causal", "keys", "bool", "bias", "mask"),
         action="append",
         help="what queries see: all keys (default); those before them; three of four, by a mask with one row; by a "
-        "bool mask with a row for each query; all with a float32 mask. Beside `all` the time for each pair that is "
-        "looked at is compared with it; torch's figures are always of `all`",
+        "bool mask with a row for each query; all with a float32 mask; those before them, by a bool mask. Beside `all` "
+        "the time for each pair that is looked at is compared with it; torch's figures are always of `all`",
     )
     parser.add_argument("--heads", type=int, default=2, help="default 2")
     parser.add_argument("--rounds", type=int, default=3, help="times the two sides alternate; default 3")
