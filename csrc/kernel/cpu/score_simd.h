@@ -112,10 +112,10 @@ CP_INLINE const char *rows_of_mask(const struct stretch *s, const char *from,
 
 /* What the mask adds to the scores of `keys` keys, GROUP at most, for `rows` rows, the cells of the first of which begin at
  * `from`: [GROUP][QUERIES]. */
-CP_INLINE void load_biases(enum cp_dtype dtype, const struct stretch *s,
+CP_INLINE void load_biases(int vecs, enum cp_dtype dtype, const struct stretch *s,
                            const char *from, int64_t rows, int64_t keys, float *to)
 {
-    for (int64_t first = 0; first < rows; first += GROUP) {
+    for (int64_t first = 0; first < vecs * LANES; first += GROUP) {
         const char *at[GROUP];
         __m256 bias[GROUP];
         from = rows_of_mask(s, from, rows - first, at);
@@ -130,10 +130,10 @@ CP_INLINE void load_biases(enum cp_dtype dtype, const struct stretch *s,
 }
 
 /* The same of GROUP bools side by side in each row, as they are. */
-CP_INLINE void load_bools(const struct stretch *s, const char *from, int64_t rows,
-                          char *to)
+CP_INLINE void load_bools(int vecs, const struct stretch *s, const char *from,
+                          int64_t rows, char *to)
 {
-    for (int64_t first = 0; first < rows; first += GROUP) {
+    for (int64_t first = 0; first < vecs * LANES; first += GROUP) {
         const char *at[GROUP];
         __m128i bools[GROUP], pairs[GROUP / 2];
         from = rows_of_mask(s, from, rows - first, at);
@@ -193,10 +193,10 @@ CP_INLINE void limit_with_mask(int vecs, const struct scorer *scorer,
             load_biases_of_keys(scorer, s, key + k, some, bias);
             limit_by(vecs, scorer, k, some, bias, NULL, edge + k);
         } else if (are_bools && some == GROUP) {
-            load_bools(s, from, rows, bools);
+            load_bools(vecs, s, from, rows, bools);
             limit_by(vecs, scorer, k, some, NULL, bools, edge + k);
         } else {
-            load_biases(dtype, s, from, rows, some, bias);
+            load_biases(vecs, dtype, s, from, rows, some, bias);
             limit_by(vecs, scorer, k, some, bias, NULL, edge + k);
         }
     }
