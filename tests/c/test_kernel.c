@@ -198,9 +198,10 @@ static enum oracle_type oracle_type_of(enum cp_dtype dtype)
 }
 
 /* A mask in patches, as most are: of how many rows and keys, and what each of them is. */
+enum { PATCH_HIDDEN, PATCH_SHOWN, PATCH_CONSTANT, PATCH_MIXED };
+
 struct patches {
-    int64_t rows, keys;
-    enum { PATCH_HIDDEN, PATCH_SHOWN, PATCH_CONSTANT, PATCH_MIXED } of[4][8];
+    int64_t rows, keys, of[4][8];
 };
 
 static struct patches random_patches(struct test_rng *rng)
@@ -208,7 +209,7 @@ static struct patches random_patches(struct test_rng *rng)
     struct patches p = {.rows = 24 << test_rng_range(rng, 0, 1),
                         .keys = 64 << test_rng_range(rng, 0, 1)};
     for (int i = 0; i < 4 * 8; i++) {
-        p.of[i / 8][i % 8] = (int)test_rng_range(rng, 0, PATCH_MIXED);
+        p.of[i / 8][i % 8] = test_rng_range(rng, 0, PATCH_MIXED);
     }
     return p;
 }
