@@ -318,7 +318,7 @@ TEST(one_of_several_that_is_refused)
     struct bench bench;
     REQUIRE(bench_open(&bench));
     struct cp_device *device = bench.device;
-    struct cp_copy copies[2];
+    struct cp_copy copies[2] = {0};
     for (int i = 0; i < 2; i++) {
         char *dst = (char *)bench.got + 64 * i;
         copies[i].dst = cp_view_compact(dst, CP_DTYPE_FLOAT32, 1, 1, 2, 4);
