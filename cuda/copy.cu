@@ -126,6 +126,14 @@ struct queue {
     uint32_t blocks = 0;
 };
 
+enum cp_code move_run(char *dst, const char *src, int64_t bytes, cp_stream *stream)
+{
+    return cp_cuda_check(cudaMemcpyAsync(dst, src, (size_t)bytes,
+                                         cudaMemcpyDeviceToDevice,
+                                         (cudaStream_t)stream),
+                         "cudaMemcpyAsync");
+}
+
 /* One move without gaps needs no kernel of ours. */
 bool is_run(const queue &next)
 {
@@ -140,10 +148,7 @@ enum cp_code flush(queue &next)
     enum cp_code code = CP_OK;
     if (is_run(next)) {
         const cp_nest &run = next.all.nest[0];
-        code = cp_cuda_check(
-            cudaMemcpyAsync(run.dst, run.src, (size_t)(run.axis[0].n * run.dst_bytes),
-                            cudaMemcpyDeviceToDevice, (cudaStream_t)next.stream),
-            "cudaMemcpyAsync");
+        code = move_run(run.dst, run.src, run.axis[0].n * run.dst_bytes, next.stream);
     } else {
         code = cp_cuda_launch(next.kernel, next.blocks, THREADS, next.stream, next.all);
     }
@@ -198,18 +203,15 @@ enum cp_code move_by_engine(const queue &next, const cp_nest &by_byte)
 {
     const cp_nest_axis &row = by_byte.axis[0], &rows = by_byte.axis[1];
     const cp_nest_axis &outermost = by_byte.axis[by_byte.count - 1];
-    cudaStream_t stream = (cudaStream_t)next.stream;
     if (by_byte.count == 1) {
-        return cp_cuda_check(cudaMemcpyAsync(by_byte.dst, by_byte.src, (size_t)row.n,
-                                             cudaMemcpyDeviceToDevice, stream),
-                             "cudaMemcpyAsync");
+        return move_run(by_byte.dst, by_byte.src, row.n, next.stream);
     }
     if (by_byte.count == 2) {
-        return cp_cuda_check(cudaMemcpy2DAsync(by_byte.dst, (size_t)rows.dst,
-                                               by_byte.src, (size_t)rows.src,
-                                               (size_t)row.n, (size_t)rows.n,
-                                               cudaMemcpyDeviceToDevice, stream),
-                             "cudaMemcpy2DAsync");
+        return cp_cuda_check(
+            cudaMemcpy2DAsync(by_byte.dst, (size_t)rows.dst, by_byte.src,
+                              (size_t)rows.src, (size_t)row.n, (size_t)rows.n,
+                              cudaMemcpyDeviceToDevice, (cudaStream_t)next.stream),
+            "cudaMemcpy2DAsync");
     }
     for (int64_t i = 0; i < outermost.n; i++) {
         cp_nest plane = by_byte;

@@ -49,9 +49,8 @@ struct cp_walk {
     void *meaning; /* of whoever walks */
     struct cp_walk_rank *ranks;
     int world;
-    bool
-        is_in_order; /* a rank does one step or group at a time, in the order of its list */
-    int64_t steps; /* done so far */
+    bool is_in_order; /* ranks keep to their lists: one step or group at a time */
+    int64_t steps;    /* done so far */
 };
 
 /* Numbers that a rank's part takes: room for cp_walk_rank_init. */
