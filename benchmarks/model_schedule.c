@@ -125,7 +125,7 @@ static bool parse(char *line, struct job *job)
         job->ulysses > MOST_WORLD || job->ring * job->ulysses > MOST_WORLD) {
         return false;
     }
-    job->transport = strcmp(transport, "ipc") == 0        ? CP_FETCH
+    job->transport = strcmp(transport, "ipc") == 0        ? CP_PUSH
                      : strcmp(transport, "in-place") == 0 ? CP_PULL
                                                           : CP_TWO_SIDED;
     job->is_backward = strcmp(op, "backward") == 0;

@@ -223,11 +223,11 @@ enum cp_code move_by_engine(const queue &next, const cp_nest &by_byte)
     return CP_OK;
 }
 
-enum cp_code move(queue &next, const cp_nest &nest, bool is_from_peer)
+enum cp_code move(queue &next, const cp_nest &nest, bool is_with_peer)
 {
     int64_t bytes = 0;
     cp_nest by_byte = cp_nest_of_bytes(&nest);
-    if (is_from_peer && next.engine != nullptr &&
+    if (is_with_peer && next.engine != nullptr &&
         is_for_engine(*next.engine, by_byte)) {
         return move_by_engine(next, by_byte);
     }
@@ -273,7 +273,7 @@ enum cp_code copy(queue &next, const cp_copy &what)
     }
     cp_nest nest = cp_nest_init(dst, src);
     if (is_move) {
-        return move(next, nest, what.is_from_peer);
+        return move(next, nest, what.is_with_peer);
     }
     CP_TRY(check_alignment(nest, "conversion"));
     return cp_with_type(dst->dtype, [&](auto to) {

@@ -60,7 +60,7 @@ struct cp_comm_ops {
      * that all have. A failure is for this rank alone to tell. Never blocks on a peer. */
     enum cp_code (*attach)(struct cp_comm *comm);
     /* Where that rank's window lies here; asked anew in every call. Valid until close,
-     * though the window grows. Only the own window may be written. */
+     * though the window grows. On the host only the own window may be written. */
     void *(*window)(struct cp_comm *comm, int rank);
     /* The own counter becomes `value`, after all that was written before (release). */
     enum cp_code (*publish)(struct cp_comm *comm, int signal, uint64_t value,

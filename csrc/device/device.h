@@ -25,8 +25,8 @@ struct cp_device_ops {
                           void **out);
     void (*free)(struct cp_device *device, void *address_of_pointer);
     /* dst = src, converted where the dtypes differ (float types only). Equal n. Several
-     * are done in any order: none writes what another reads or writes. That one comes from
-     * a peer's memory only says how it may best be done. */
+     * are done in any order: none writes what another reads or writes. That one is from
+     * a peer's memory, or into it, only says how it may best be done. */
     enum cp_code (*copy)(struct cp_device *device, const struct cp_copy *copies,
                          int count, struct cp_stream *stream);
     /* dst += src, both in dst's dtype (float32 or float64). Equal n. */

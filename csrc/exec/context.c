@@ -250,11 +250,12 @@ static void end_call(struct cp_context *context, enum cp_code code)
     cp_recorder_leave(recorder_of(context), code);
 }
 
-/* What a host reads in a window its cache keeps; a device reaches for it anew. */
+/* What a host reads in a window its cache keeps, and it may not write there; a device reaches
+ * for it anew. */
 static enum cp_transport transport_of(const struct cp_side *side)
 {
     return !cp_comm_has_windows(side->comm)   ? CP_TWO_SIDED
-           : cp_device_is_async(side->device) ? CP_FETCH
+           : cp_device_is_async(side->device) ? CP_PUSH
                                               : CP_PULL;
 }
 

@@ -249,7 +249,8 @@ static struct cp_copy copy_of(const struct cp_run *run, const struct cp_step *st
 {
     struct cp_copy what = {.dst = arg_of(run, step, CP_ARG_DST),
                            .src = arg_of(run, step, CP_ARG_SRC),
-                           .is_from_peer = is_of_peer(run, &step->arg[CP_ARG_SRC])};
+                           .is_with_peer = is_of_peer(run, &step->arg[CP_ARG_SRC]) ||
+                                           is_of_peer(run, &step->arg[CP_ARG_DST])};
     if (step->op == CP_STEP_PACK) {
         what.dst = run->env.kernel->rows(&what.dst, what.src.dtype);
     }

@@ -214,8 +214,9 @@ static double reads_of(const struct cp_speeds *speeds, const struct cp_step *ste
                : 1.0;
 }
 
-/* When all that the step reads in windows of other ranks is here; 0: nothing. */
-static double fetch(struct times *times, const struct cp_schedule *schedule,
+/* When all that the step reads in windows of other ranks is here, and all that it writes
+ * there is there; 0: nothing. */
+static double reach(struct times *times, const struct cp_schedule *schedule,
                     const struct cp_step *step, bool is_joined, double start_s)
 {
     double latency_s = is_joined ? 0.0 : times->speeds->link_s;
@@ -226,8 +227,11 @@ static double fetch(struct times *times, const struct cp_schedule *schedule,
             double bytes =
                 (double)cp_box_bytes(schedule, box) * reads_of(times->speeds, step);
             int owner = schedule->buffers[box->buffer].owner;
-            end_s = fmax(end_s, latency_s +
-                                    move(times, owner, schedule->rank, bytes, start_s));
+            bool is_written = cp_step_is_move(step) && arg == CP_ARG_DST;
+            end_s =
+                fmax(end_s, latency_s + move(times, is_written ? schedule->rank : owner,
+                                             is_written ? owner : schedule->rank, bytes,
+                                             start_s));
         }
     }
     return end_s;
@@ -288,12 +292,12 @@ static enum cp_code do_step(struct cp_walk *walk, int rank, int lane)
     int32_t place = walk->ranks[rank].lanes[lane].cursor;
     bool is_joined = time_of(walk, rank, lane, place)->is_joined;
     struct cp_cost clock = start_of(walk, rank, lane);
-    double fetched_s = fetch(times, schedule, step, is_joined, clock.total_s);
-    bool is_copy = kind_of(step) == CP_COST_COPIES && fetched_s > 0.0;
+    double reached_s = reach(times, schedule, step, is_joined, clock.total_s);
+    bool is_copy = kind_of(step) == CP_COST_COPIES && reached_s > 0.0;
     /* A kernel reads what it needs as it comes; a copy does nothing else. */
     spend(&clock, is_copy ? CP_COST_TRANSFER : kind_of(step),
           work_s(times->speeds, schedule, step, is_joined));
-    spend_until(&clock, CP_COST_TRANSFER, fetched_s);
+    spend_until(&clock, CP_COST_TRANSFER, reached_s);
     note_done(walk, rank, lane, place + 1, &clock);
     return CP_OK;
 }

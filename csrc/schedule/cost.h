@@ -2,7 +2,7 @@
  * of seconds in the place of proofs.
  *
  * Lanes run beside each other. A kernel fills the processors of its device in whole waves
- * of tiles. Messages, and what a step reads in windows of other ranks, take links: each
+ * of tiles. Messages, and what a step reads or writes in windows of other ranks, take links: each
  * rank has one out and one in, and all may share a bridge; what is there first goes first.
  * The host enqueues steps one after the other.
  *

@@ -41,7 +41,7 @@ enum cp_tensor_role {
 enum cp_buffer_kind {
     CP_BUFFER_INPUT,   /* the caller's tensor `role`, read only */
     CP_BUFFER_OUTPUT,  /* the caller's tensor `role` */
-    CP_BUFFER_WINDOW,  /* in the window of `owner`; written by its owner alone */
+    CP_BUFFER_WINDOW,  /* in the window of `owner`; others than that may COPY into it */
     CP_BUFFER_SCRATCH, /* in this rank's workspace */
 };
 
@@ -149,6 +149,8 @@ struct cp_schedule {
 enum cp_transport {
     CP_PULL,  /* windows; keys are met where they lie */
     CP_FETCH, /* windows; a block of keys is brought here before it is met, one ahead */
+    CP_PUSH, /* windows; ranks also write into those of others, where it spares a copy: in
+                  a Ulysses group. As CP_FETCH otherwise */
     CP_TWO_SIDED, /* sends and receives */
 };
 

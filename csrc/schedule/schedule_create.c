@@ -2,6 +2,15 @@
  * stand. */
 #include "schedule/write.h"
 
+/* Is the exchange in the group better written than read? The sums of a ring are read from who
+ * made them, by the writer that has slots for that. */
+static bool is_exchanged(const struct cp_plan *plan, enum cp_transport transport)
+{
+    bool is_forward = plan->signature.call.op == CP_OP_ATTENTION;
+    return transport == CP_TWO_SIDED || (transport == CP_PUSH && plan->ulysses > 1 &&
+                                         (is_forward || plan->ring == 1));
+}
+
 static enum cp_code write_attention(const struct cp_plan *plan, int rank,
                                     enum cp_transport transport,
                                     struct cp_schedule **out)
@@ -11,9 +20,9 @@ static enum cp_code write_attention(const struct cp_plan *plan, int rank,
         return is_forward ? cp_write_replicated_forward(plan, rank, out)
                           : cp_write_replicated_backward(plan, rank, out);
     }
-    if (transport == CP_TWO_SIDED) {
-        return is_forward ? cp_write_two_sided_forward(plan, rank, out)
-                          : cp_write_two_sided_backward(plan, rank, out);
+    if (is_exchanged(plan, transport)) {
+        return is_forward ? cp_write_exchange_forward(plan, rank, transport, out)
+                          : cp_write_exchange_backward(plan, rank, transport, out);
     }
     return is_forward ? cp_write_pull_forward(plan, rank, transport, out)
                       : cp_write_pull_backward(plan, rank, transport, out);

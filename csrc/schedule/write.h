@@ -123,12 +123,14 @@ CP_NODISCARD enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int 
 CP_NODISCARD enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
                                                  enum cp_transport transport,
                                                  struct cp_schedule **out);
-CP_NODISCARD enum cp_code cp_write_two_sided_forward(const struct cp_plan *plan,
+CP_NODISCARD enum cp_code cp_write_exchange_forward(const struct cp_plan *plan,
+                                                    int rank,
+                                                    enum cp_transport transport,
+                                                    struct cp_schedule **out);
+CP_NODISCARD enum cp_code cp_write_exchange_backward(const struct cp_plan *plan,
                                                      int rank,
+                                                     enum cp_transport transport,
                                                      struct cp_schedule **out);
-CP_NODISCARD enum cp_code cp_write_two_sided_backward(const struct cp_plan *plan,
-                                                      int rank,
-                                                      struct cp_schedule **out);
 CP_NODISCARD enum cp_code cp_write_replicated_forward(const struct cp_plan *plan,
                                                       int rank,
                                                       struct cp_schedule **out);

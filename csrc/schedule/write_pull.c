@@ -129,7 +129,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
     cp_writer_init(&pull->w, plan, rank);
     pull->window = NULL;
     pull->has_slots = false;
-    pull->fetches = transport == CP_FETCH;
+    pull->fetches = transport != CP_PULL;
     memset(pull->met, 0, sizeof pull->met);
     pull->longest_block = 0;
     for (int owner = 0; owner < plan->world; owner++) {

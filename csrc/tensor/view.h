@@ -26,7 +26,7 @@ struct cp_view {
 /* What is written and what is read. */
 struct cp_copy {
     struct cp_view dst, src;
-    bool is_from_peer; /* src is another rank's memory */
+    bool is_with_peer; /* one of them is another rank's memory */
 };
 
 #ifdef __cplusplus

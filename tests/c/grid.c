@@ -7,7 +7,7 @@
 
 #include "plan/agree.h"
 
-enum { FACTORINGS = 50, OPS = 4, ROADS = 4, VARIANTS = 2 };
+enum { FACTORINGS = 50, OPS = 4, ROADS = 5, VARIANTS = 2 };
 
 /* splitmix64, as in test.h. */
 static uint64_t next(uint64_t *state)
@@ -186,7 +186,10 @@ static void make(int ring, int ulysses, int64_t rest, int64_t number, uint64_t s
     do {
         *out = (struct grid_case){
             .number = number, .seed = state, .world = ring * ulysses};
-        out->transport = road == 0 ? CP_PULL : road == 3 ? CP_FETCH : CP_TWO_SIDED;
+        out->transport = road == 0   ? CP_PULL
+                         : road == 3 ? CP_FETCH
+                         : road == 4 ? CP_PUSH
+                                     : CP_TWO_SIDED;
         struct cp_call *call = &out->records[0].call;
         call->op = (int32_t)ops[rest % OPS];
         call->rotate = road == 1   ? CP_ROTATE_ALLTOALL
@@ -221,6 +224,7 @@ void grid_make_like(int world, enum cp_transport transport, int64_t number,
     int ring = (int)draw_divisor(&state, world);
     int64_t road = transport == CP_PULL    ? 0
                    : transport == CP_FETCH ? 3
+                   : transport == CP_PUSH  ? 4
                                            : draw(&state, 1, 2);
     int64_t rest =
         draw(&state, 0, OPS - 1) + OPS * (road + ROADS * draw(&state, 0, VARIANTS - 1));

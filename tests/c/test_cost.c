@@ -283,6 +283,18 @@ static double time_of_chunks(enum cp_transport transport, int64_t chunks,
     return seconds;
 }
 
+/* Links have two ways: what rank 0 writes takes its way out, and rank 1's way in, as what rank
+ * 1 reads there does. */
+TEST(what_is_written_in_a_window_takes_the_link)
+{
+    struct cp_speeds speeds = endless;
+    speeds.link_bytes = 1.0;
+    /* Both bring 3 tensors of 512 bytes at once, then each reads one. */
+    CHECK(is_near(time_of_chunks(CP_PUSH, 1, &speeds), 1536 + 512));
+    speeds.bridge_bytes = 1.0;
+    CHECK(is_near(time_of_chunks(CP_PUSH, 1, &speeds), 2 * (1536 + 512)));
+}
+
 /* A tensor's part for the other member has 512 bytes, and attention takes 2048 s. */
 TEST(chunks_of_heads_move_while_others_are_met)
 {
@@ -294,6 +306,9 @@ TEST(chunks_of_heads_move_while_others_are_met)
     /* half of q, k, v; attention, at whose half one half of out goes; the other half */
     CHECK(is_near(time_of_chunks(CP_TWO_SIDED, 2, &speeds), 768 + 2048 + 256));
     CHECK(is_near(time_of_chunks(CP_TWO_SIDED, 4, &speeds), 384 + 2048 + 128));
+    /* The same, but that both ends do not wait for each other to begin. */
+    CHECK(is_near(time_of_chunks(CP_PUSH, 1, &speeds), 1536 + 2048 + 512));
+    CHECK(is_near(time_of_chunks(CP_PUSH, 2, &speeds), 768 + 2048 + 256));
     /* k and v are read while they are met */
     CHECK(is_near(time_of_chunks(CP_PULL, 1, &speeds), 512 + 2048 + 512));
     CHECK(is_near(time_of_chunks(CP_PULL, 2, &speeds), 256 + 2048 + 256));

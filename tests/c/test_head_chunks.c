@@ -69,7 +69,7 @@ TEST(a_group_on_gpus_exchanges_chunks_of_heads)
     CHECK(chosen(&shape, CP_TWO_SIDED) > 1);
     shape.generation = L20;
     CHECK(chosen(&shape, CP_TWO_SIDED) > 1);
-    CHECK(chosen(&shape, CP_FETCH) > 1);
+    CHECK(chosen(&shape, CP_PUSH) > 1);
     shape.op = CP_OP_ATTENTION_BACKWARD;
     CHECK(chosen(&shape, CP_TWO_SIDED) > 1);
 }

@@ -216,6 +216,11 @@ TEST(fetch_schedules_give_the_right_numbers)
     play_shapes(CP_FETCH, 60);
 }
 
+TEST(push_schedules_give_the_right_numbers)
+{
+    play_shapes(CP_PUSH, 60);
+}
+
 TEST(two_sided_schedules_give_the_right_numbers)
 {
     play_shapes(CP_TWO_SIDED, 60);

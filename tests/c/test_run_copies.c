@@ -20,7 +20,7 @@ static void note(const char *what, int number)
     (void)snprintf(notes + used, sizeof notes - used, "%s %d; ", what, number);
 }
 
-static int peers_copies; /* copies from peers */
+static int peers_copies; /* copies from peers, or to them */
 
 static enum cp_code noting_copy(struct cp_device *device, const struct cp_copy *copies,
                                 int count, struct cp_stream *stream)
@@ -28,7 +28,7 @@ static enum cp_code noting_copy(struct cp_device *device, const struct cp_copy *
     (void)device;
     note("copy", count);
     for (int i = count - 1; i >= 0; i--) {
-        peers_copies += copies[i].is_from_peer;
+        peers_copies += copies[i].is_with_peer;
         CP_TRY(cp_device_cpu()->ops->copy(cp_device_cpu(), &copies[i], 1, stream));
     }
     return CP_OK;
@@ -258,6 +258,22 @@ TEST(what_a_kernel_takes_as_it_is_is_packed_by_copies)
     play(&noting_device);
     CHECK_EQ_STR(notes, "copy 3; ");
     CHECK_NEAR(numbers[9], 3, 0);
+    CHECK_EQ_I64(peers_copies, 1);
+}
+
+TEST(a_device_is_told_which_copies_are_with_a_peer)
+{
+    begin();
+    peers_copies = 0;
+    buffers[8].kind = CP_BUFFER_WINDOW;
+    buffers[8].owner = 6;
+    buffers[9].kind = CP_BUFFER_WINDOW;
+    buffers[9].owner = noting_comm.rank;
+    noting_comm.ops = &window_ops;
+    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
+    add_step(CP_STEP_COPY, CP_LANE_IN, 9, 3);
+    play(&noting_device);
+    CHECK_EQ_STR(notes, "copy 2; ");
     CHECK_EQ_I64(peers_copies, 1);
 }
 

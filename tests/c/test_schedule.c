@@ -125,6 +125,7 @@ TEST(every_failed_allocation_leaves_nothing)
     for (int i = 0; i < 2; i++) {
         survive(3, 2, ops[i], CP_PULL);
         survive(3, 2, ops[i], CP_TWO_SIDED);
+        survive(1, 3, ops[i], CP_PUSH);
     }
 }
 
@@ -156,6 +157,8 @@ TEST(more_chunks_of_heads_take_less_memory)
         int64_t whole = bytes_of_chunks(ops[i], CP_TWO_SIDED, 1);
         CHECK(bytes_of_chunks(ops[i], CP_TWO_SIDED, 2) <= whole);
         CHECK(bytes_of_chunks(ops[i], CP_TWO_SIDED, 8) < whole / 2);
+        CHECK(bytes_of_chunks(ops[i], CP_PUSH, 8) <
+              bytes_of_chunks(ops[i], CP_PUSH, 1));
         CHECK(bytes_of_chunks(ops[i], CP_PULL, 2) <=
               bytes_of_chunks(ops[i], CP_PULL, 1));
     }

@@ -714,15 +714,60 @@ static void wait_in_front(struct cp_schedule *const *s)
     steps[0] = await;
 }
 
-static void reuse_slot(struct cp_schedule *const *s)
+/* The first wait for that counter. */
+static void drop_await_of(struct cp_schedule *schedule, int signal)
 {
-    for (int32_t i = 0; i < s[0]->step_count; i++) {
-        /* The counter of what an owner has added (write_pull.c): the third awaits the first's. */
-        if (s[0]->steps[i].op == CP_STEP_AWAIT && s[0]->steps[i].signal == 3) {
-            remove_step(s[0], i);
+    for (int32_t i = 0; i < schedule->step_count; i++) {
+        if (schedule->steps[i].op == CP_STEP_AWAIT &&
+            schedule->steps[i].signal == signal) {
+            remove_step(schedule, i);
             return;
         }
     }
+}
+
+/* Rows that a member of the group has not put there yet. */
+static void not_brought(struct cp_schedule *const *s)
+{
+    remove_nth(s, 1, CP_STEP_AWAIT, 1);
+}
+
+/* Of another group's block (the counters of write_exchange.h). */
+static void drop_whole(struct cp_schedule *const *s)
+{
+    drop_await_of(s[2], 1);
+}
+
+static void drop_made(struct cp_schedule *const *s)
+{
+    drop_await_of(s[0], 2);
+}
+
+static void signal_first(struct cp_schedule *const *s)
+{
+    int32_t at = find_step(s[2], CP_STEP_PUBLISH, 0);
+    struct cp_step put = s[2]->steps[at - 1];
+    s[2]->steps[at - 1] = s[2]->steps[at];
+    s[2]->steps[at] = put;
+}
+
+/* The rows of rank 1 where those of rank 2 go, both in the window of rank 0. */
+static void put_where_another_puts(struct cp_schedule *const *s)
+{
+    for (int32_t i = 0; i < s[1]->step_count; i++) {
+        struct cp_step *step = &s[1]->steps[i];
+        const struct cp_buffer *to = &s[1]->buffers[step->arg[CP_ARG_DST].buffer];
+        if (step->op == CP_STEP_COPY && to->owner == 0) {
+            step->arg[CP_ARG_DST].first[1] += step->arg[CP_ARG_DST].n[1];
+            return;
+        }
+    }
+}
+
+/* The counter of what an owner has added (write_pull.h): the third awaits the first's. */
+static void reuse_slot(struct cp_schedule *const *s)
+{
+    drop_await_of(s[0], 3);
 }
 
 /* A slot where the group's rows are still being fetched. */
@@ -940,7 +985,19 @@ static const struct planted planted[] = {
     {"peer's offset", wrong_peer_offset, CP_OP_ATTENTION, 2, CP_PULL, "rank 1",
      "in the window of rank"},
     {"written at a peer", write_at_peer, CP_OP_ATTENTION, 2, CP_PULL, "rank 1 step",
-     "writes in the window of"},
+     "computes in the window of"},
+    {"put unawaited", not_brought, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
+     "nothing orders the two"},
+    {"put unawaited, backward", not_brought, CP_OP_ATTENTION_BACKWARD, 1, CP_PUSH,
+     "rank ", "nothing orders the two"},
+    {"block unawaited", drop_whole, CP_OP_ATTENTION, 2, CP_PUSH, "rank ",
+     "nothing orders the two"},
+    {"put behind the signal", signal_first, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
+     "nothing orders the two"},
+    {"put where another puts", put_where_another_puts, CP_OP_ATTENTION, 1, CP_PUSH,
+     "rank ", "nothing orders the two"},
+    {"result unawaited", drop_made, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
+     "nothing orders the two"},
     {"input written", write_input, CP_OP_ATTENTION, 4, CP_PULL, "rank 1 step",
      "only lent"},
     {"two buffers in one place", two_in_one_place, CP_OP_ATTENTION, 4, CP_PULL, "rank ",

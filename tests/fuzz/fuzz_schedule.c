@@ -806,7 +806,7 @@ static void prove_calls(const struct scene *first, enum mode mode, int count,
     if (mode == MODE_STARVE) {
         starve(scenes, count, transport, after);
     }
-    check_proved(scenes, count, transport == CP_FETCH ? CP_FETCH : CP_PULL);
+    check_proved(scenes, count, transport == CP_TWO_SIDED ? CP_PULL : transport);
     check_proved(scenes, count, CP_TWO_SIDED);
 }
 
@@ -839,8 +839,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     enum mode mode = (enum mode)fuzz_range(&in, 0, MODES - 1);
     uint8_t road = fuzz_byte(&in);
     enum cp_transport transport = (road & 1) == 0   ? CP_TWO_SIDED
-                                  : (road & 2) != 0 ? CP_FETCH
-                                                    : CP_PULL;
+                                  : (road & 2) == 0 ? CP_PULL
+                                  : (road & 4) == 0 ? CP_FETCH
+                                                    : CP_PUSH;
     int count = (int)fuzz_range(&in, 1, MOST_CALLS);
     int64_t after = fuzz_byte(&in);
     read_scene(&in, 0, mode == MODE_INFLATE, &scene);

@@ -135,30 +135,33 @@ TEST(forward_by_windows)
 {
     struct costs costs[SCENE_MOST_RANKS];
     for (int i = 0; i < LAYOUTS; i++) {
-        int ulysses = layouts[i].ulysses, world = layouts[i].ring * ulysses;
-        TEST_CONTEXT("forward %d x %d by windows", layouts[i].ring, ulysses);
-        struct costs_case what = even(CP_OP_ATTENTION, layouts[i].ring, ulysses);
+        int ring = layouts[i].ring, ulysses = layouts[i].ulysses;
+        TEST_CONTEXT("forward %d x %d by windows", ring, ulysses);
+        struct costs_case what = even(CP_OP_ATTENTION, ring, ulysses);
         what.by_windows = true;
         costs_play(&what, costs);
-        check_host_is_free(costs, world);
-        int group = ulysses > 1 ? ulysses : 0;
-        for (int rank = 0; rank < world; rank++) {
+        check_host_is_free(costs, ring * ulysses);
+        bool has_group = ulysses > 1;
+        for (int rank = 0; rank < ring * ulysses; rank++) {
             check_operations(
                 &costs[rank],
                 (uint64_t[TALLY_KINDS]){
-                    [TALLY_ATTEND] = (uint64_t)world,
+                    [TALLY_ATTEND] = (uint64_t)ring,
                     [TALLY_FINISH] = 1,
                     /* k and v of every block are packed here together. What others
-                     * read is published at once, and rows and results of a group come
-                     * one by one, the last rows with the own block. */
-                    [TALLY_COPY] =
-                        (uint64_t)(world + (world > 1) + 2 * group - (group > 0)),
+                     * read is published at once; or a group's rows are put where they
+                     * belong, and its results come, all in one launch. */
+                    [TALLY_COPY] = (uint64_t)(ring + (has_group ? 2 : ring > 1)),
                     [TALLY_ZERO] = 1,
                 });
             /* That the call has its turn, what there is, and that the call is over; then
-             * each peer's keys; in a group each member's rows, but for the own, that there
-             * are results, and each member's. */
-            CHECK_EQ_I64(others(&costs[rank]), 3 + (world - 1) + 2 * group);
+             * each block. In a group that there are results, and twice each other member;
+             * then the blocks are another signal. */
+            int64_t signals = 3 + (ring - 1);
+            if (has_group) {
+                signals += 1 + 2 * (ulysses - 1) + (ring > 1);
+            }
+            CHECK_EQ_I64(others(&costs[rank]), signals);
             CHECK_EQ_U64(costs[rank].stats.groups, 0);
         }
     }

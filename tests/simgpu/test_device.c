@@ -282,12 +282,12 @@ static void check_several_copies(const struct cp_copy_engine *engine)
         for (int k = 0; k < count; k++) {
             bool converts = i % 3 == 1 || (i % 3 == 2 && test_rng_range(&rng, 0, 1));
             struct cp_copy copy = random_copy(&rng, slots + k * SLOT, converts);
-            bool is_from_peer = test_rng_range(&rng, 0, 3) > 0;
+            bool is_with_peer = test_rng_range(&rng, 0, 3) > 0;
             here[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, slots_want),
                                        .src = copy.src};
             there[k] = (struct cp_copy){.dst = moved(&copy.dst, slots, to),
                                         .src = moved(&copy.src, sources, from),
-                                        .is_from_peer = is_from_peer};
+                                        .is_with_peer = is_with_peer};
         }
         upload(&bench, from, sources, sizeof sources);
         upload(&bench, to, slots, sizeof slots);

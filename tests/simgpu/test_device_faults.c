@@ -117,17 +117,17 @@ TEST(copies_share_launches)
 }
 
 /* What a device does with a large copy: by an engine (copies) or a kernel (launches). */
-static void check_engine(bool is_from_peer, int64_t rows, int64_t row, uint64_t engine)
+static void check_engine(bool is_with_peer, int64_t rows, int64_t row, uint64_t engine)
 {
     struct cp_device *device = NULL;
     void *data = NULL;
-    TEST_CONTEXT("from a peer %d, %lld rows of %lld bytes", is_from_peer,
+    TEST_CONTEXT("from a peer %d, %lld rows of %lld bytes", is_with_peer,
                  (long long)rows, (long long)row);
     REQUIRE(cp_device_cuda_create(0, &device) == CP_OK);
     REQUIRE(device->ops->alloc(device, (size_t)(4 * rows * row), "a block", &data) ==
             CP_OK);
     struct cp_stream *lane = device->ops->lane(device, 0);
-    struct cp_copy copy = {.is_from_peer = is_from_peer};
+    struct cp_copy copy = {.is_with_peer = is_with_peer};
     copy.src = cp_view_compact(data, CP_DTYPE_UINT8, 1, rows, 2, row);
     copy.dst = copy.src;
     copy.dst.data += 2 * rows * row;
