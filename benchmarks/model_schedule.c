@@ -25,13 +25,12 @@ struct job {
     int64_t rows[MOST_WORLD];
 };
 
-/* The layouts of the kernels of cuda/: rows as they are, and a float32 state. */
+/* The layouts of the kernels of cuda/: keys as they are, and a float32 state. */
 static struct cp_format format_of(const struct job *job)
 {
     return (struct cp_format){
         .id = 1,
-        .k = {.row_align = 1, .row_bytes = job->dim * 2},
-        .v = {.row_align = 1, .row_bytes = job->dim * 2},
+        .has_plain_keys = true,
         .state = {.row_align = 1, .row_bytes = (job->dim + 2) * 4},
     };
 }

@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) attend_kernel(cp_attend_args
     int64_t head_dim = args.q.n[3], value_dim = args.v.n[3];
     int64_t kv_head = cp_kv_head(args.place, at.head);
     const char *q = cp_address(args.q, at.batch, at.row, at.head);
-    cp_rows k = cp_rows_of_panel<T>(args.k, at.batch, kv_head, head_dim);
-    cp_rows v = cp_rows_of_panel<T>(args.v, at.batch, kv_head, value_dim);
+    cp_rows k = cp_rows_of(args.k, at.batch, 0, kv_head);
+    cp_rows v = cp_rows_of(args.v, at.batch, 0, kv_head);
     cp_mask_plane mask = cp_mask_of(args.mask, at.batch, at.head);
     Sum *out = (Sum *)(args.state.data + at.batch * args.state.stride[0] +
                        at.head * args.state.stride[2]) +

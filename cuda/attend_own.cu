@@ -157,7 +157,6 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     own_attend_kernel(cp_attend_args args)
 {
     using Product = typename Shape::Product;
-    using Number = typename Product::Number;
     constexpr int WIDTH = Shape::WIDTH, ROWS = Shape::ROWS, KEYS = Shape::KEYS;
     cp_spot at = cp_spot_of_block(args.q.n[2], args.q.n[1], ROWS);
     int64_t all = args.q.n[1], last = at.row + ROWS < all ? at.row + ROWS : all;
@@ -168,8 +167,8 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     int head_dim = (int)args.q.n[3], value_dim = (int)args.v.n[3];
     int64_t kv_head = cp_kv_head(args.place, at.head);
     cp_rows q = cp_rows_of(args.q, at.batch, 0, at.head);
-    cp_rows k = cp_rows_of_panel<Number>(args.k, at.batch, kv_head, head_dim);
-    cp_rows v = cp_rows_of_panel<Number>(args.v, at.batch, kv_head, value_dim);
+    cp_rows k = cp_rows_of(args.k, at.batch, 0, kv_head);
+    cp_rows v = cp_rows_of(args.v, at.batch, 0, kv_head);
     cp_mask_plane mask = cp_mask_of(args.mask, at.batch, at.head);
     int warp = (int)threadIdx.x / 32;
     char *q_tile = cp_cuda_shared(), *stages = q_tile + ROWS * Shape::ROW_BYTES;

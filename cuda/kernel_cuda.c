@@ -35,24 +35,13 @@ static enum cp_code describe(enum cp_dtype dtype, int64_t head_dim, int64_t valu
                        "(q, k) and %lld (v)",
                        MAX_DIM, (long long)head_dim, (long long)value_dim);
     }
-    int64_t bytes = cp_dtype_bytes(dtype);
     int64_t sum_bytes = cp_dtype_bytes(cp_dtype_sum(dtype));
     *out = (struct cp_format){
         .id = CP_FORMAT_CUDA_PLAIN + (uint64_t)dtype,
-        .k = {.row_align = 1, .row_bytes = head_dim * bytes},
-        .v = {.row_align = 1, .row_bytes = value_dim * bytes},
+        .has_plain_keys = true,
         .state = {.row_align = 1, .row_bytes = (value_dim + 2) * sum_bytes},
     };
     return CP_OK;
-}
-
-struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype)
-{
-    struct cp_view rows = *panels;
-    rows.dtype = dtype;
-    rows.stride[3] = cp_dtype_bytes(dtype);
-    rows.stride[1] = rows.n[3] * rows.stride[3];
-    return rows;
 }
 
 struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
@@ -71,7 +60,6 @@ const struct cp_kernel_ops cp_kernel_cuda_plain_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .rows = cp_kernel_cuda_rows,
     .attend = cp_cuda_attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,

@@ -15,9 +15,6 @@ enum cp_cuda_format_family {
  * of the current device. */
 extern const struct cp_kernel_ops cp_kernel_cuda_plain_ops;
 
-/* The plain kernel's panels as what they are, tensors whose rows lie side by side: `rows`
- * of struct cp_kernel_ops. */
-struct cp_view cp_kernel_cuda_rows(const struct cp_view *panels, enum cp_dtype dtype);
 /* The plain kernel's state from that row and head on. */
 struct cp_view cp_kernel_cuda_state(const struct cp_view *state, int64_t row,
                                     int64_t head);

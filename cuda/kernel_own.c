@@ -50,7 +50,6 @@ const struct cp_kernel_ops cp_kernel_own_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .rows = cp_kernel_cuda_rows,
     .attend = cp_kernel_own_attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,

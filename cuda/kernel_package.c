@@ -71,12 +71,10 @@ static enum cp_code attend_part(const struct cp_attend_args *args,
                                 const struct part *part, struct cp_stream *stream)
 {
     const struct cp_package *package = args->package;
-    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
-    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
     const struct cp_package_block block = {
         .q = cut_rows(&args->q, part),
-        .k = cut_keys(&k, part),
-        .v = cut_keys(&v, part),
+        .k = cut_keys(&args->k, part),
+        .v = cut_keys(&args->v, part),
         .scale = args->scale,
         .is_causal = part->piece.is_diagonal,
     };
@@ -206,7 +204,6 @@ const struct cp_kernel_ops cp_kernel_package_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .rows = cp_kernel_cuda_rows,
     .attend = attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,

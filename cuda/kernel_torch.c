@@ -1,6 +1,6 @@
 /* torch's attention ops behind the kernel table: a block, or a piece of a causal one, that
  * one of them takes is answered by it and merged, or its gradients are added; any other
- * goes to our own kernels. Panels and states are the plain kernel's, so neither ranks nor
+ * goes to our own kernels. States are the plain kernel's, so neither ranks nor
  * blocks need agree who computes. What torch makes is in memory of its own allocator until
  * it is merged or added. */
 #include "kernel_torch.h"
@@ -152,16 +152,14 @@ static struct cp_place place_of(const struct cp_place *place,
 
 /* ---- attend ---- */
 
-/* Panels of whole rows stay panels, without a mask. */
+/* Without a mask. */
 static struct cp_attend_args attend_piece(const struct cp_attend_args *args,
                                           const struct cp_piece *piece)
 {
     struct cp_attend_args part = *args;
-    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
-    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
     part.q = rows_of(&args->q, piece->row, piece->rows);
-    part.k = rows_of(&k, piece->key, piece->keys);
-    part.v = rows_of(&v, piece->key, piece->keys);
+    part.k = rows_of(&args->k, piece->key, piece->keys);
+    part.v = rows_of(&args->v, piece->key, piece->keys);
     part.state = cp_kernel_cuda_state(&args->state, piece->row, 0);
     part.state.n[1] = piece->rows;
     part.place = place_of(&args->place, piece);
@@ -200,14 +198,12 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
 {
     struct site site;
     struct cp_torch_block block;
-    struct cp_view k = cp_kernel_cuda_rows(&args->k, args->q.dtype);
-    struct cp_view v = cp_kernel_cuda_rows(&args->v, args->q.dtype);
     bool is_current = false;
     CP_TRY(site_of(stream, &site, &is_current));
     if (!is_current || is_empty(&args->q, &args->k)) {
         return cp_kernel_own_attend(args, stream);
     }
-    CP_TRY(block_of(&site, &args->q, &k, &v, &args->place, &block));
+    CP_TRY(block_of(&site, &args->q, &args->k, &args->v, &args->place, &block));
     block.has_mask = args->mask.data != NULL;
     block.backend = args->backend;
     return cp_torch_op_choose(&block, NULL, 0) == NULL
@@ -293,7 +289,6 @@ const struct cp_kernel_ops cp_kernel_torch_ops = {
     .abi = CP_KERNEL_ABI,
     .is_available = is_available,
     .describe = describe,
-    .rows = cp_kernel_cuda_rows,
     .attend = attend,
     .finish = cp_cuda_finish,
     .delta = cp_cuda_delta,

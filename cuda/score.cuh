@@ -32,15 +32,6 @@ __device__ inline cp_rows cp_rows_of(const cp_view &view, int64_t batch, int64_t
                    view.stride[1], view.stride[3]};
 }
 
-/* The rows of a packed panel of `dim` numbers of T. */
-template <class T>
-__device__ inline cp_rows cp_rows_of_panel(const cp_view &panels, int64_t batch,
-                                           int64_t head, int64_t dim)
-{
-    return cp_rows{panels.data + batch * panels.stride[0] + head * panels.stride[2],
-                   dim * (int64_t)sizeof(T), (int64_t)sizeof(T)};
-}
-
 __device__ inline char *cp_address(const cp_view &view, int64_t batch, int64_t row,
                                    int64_t head)
 {

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernel_cuda.h"
-
 static void free_all(const struct cp_torch *torch, AtenTensorHandle *tensors, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -45,9 +43,7 @@ enum cp_code cp_torch_op_run(const struct cp_torch *torch, const struct cp_torch
                              const struct cp_attend_args *args, bool is_causal,
                              struct cp_torch_answer *answer)
 {
-    const struct cp_view views[3] = {args->q,
-                                     cp_kernel_cuda_rows(&args->k, args->q.dtype),
-                                     cp_kernel_cuda_rows(&args->v, args->q.dtype)};
+    const struct cp_view views[3] = {args->q, args->k, args->v};
     AtenTensorHandle qkv[3] = {NULL, NULL, NULL};
     enum cp_code code = CP_OK;
     memset(answer, 0, sizeof *answer);

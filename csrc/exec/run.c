@@ -65,7 +65,7 @@ static int most_copies(const struct cp_schedule *schedule)
         int in_a_row = 0;
         for (int32_t at = next_on_lane(schedule, lane, 0); at < schedule->step_count;
              at = next_on_lane(schedule, lane, at + 1)) {
-            in_a_row = cp_step_is_move(&schedule->steps[at]) ? in_a_row + 1 : 0;
+            in_a_row = schedule->steps[at].op == CP_STEP_COPY ? in_a_row + 1 : 0;
             most = in_a_row > most ? in_a_row : most;
         }
     }
@@ -238,23 +238,12 @@ static bool is_of_peer(const struct cp_run *run, const struct cp_box *box)
     return buffer->kind == CP_BUFFER_WINDOW && buffer->owner != run->env.comm->rank;
 }
 
-/* Does the device do it? A kernel may have plain tensors for panels. */
-static bool is_copy(const struct cp_run *run, const struct cp_step *step)
-{
-    return step->op == CP_STEP_COPY ||
-           (step->op == CP_STEP_PACK && run->env.kernel->rows != NULL);
-}
-
 static struct cp_copy copy_of(const struct cp_run *run, const struct cp_step *step)
 {
-    struct cp_copy what = {.dst = arg_of(run, step, CP_ARG_DST),
-                           .src = arg_of(run, step, CP_ARG_SRC),
-                           .is_with_peer = is_of_peer(run, &step->arg[CP_ARG_SRC]) ||
-                                           is_of_peer(run, &step->arg[CP_ARG_DST])};
-    if (step->op == CP_STEP_PACK) {
-        what.dst = run->env.kernel->rows(&what.dst, what.src.dtype);
-    }
-    return what;
+    return (struct cp_copy){.dst = arg_of(run, step, CP_ARG_DST),
+                            .src = arg_of(run, step, CP_ARG_SRC),
+                            .is_with_peer = is_of_peer(run, &step->arg[CP_ARG_SRC]) ||
+                                            is_of_peer(run, &step->arg[CP_ARG_DST])};
 }
 
 /* May the step at `at` be done with the copies of its lane from the cursor up to it? A
@@ -264,8 +253,8 @@ static bool joins_copies(const struct cp_run *run, int32_t at, int count)
     const struct cp_schedule *schedule = run->schedule;
     const struct cp_step *step = &schedule->steps[at];
     int lane = step->lane;
-    bool joins =
-        is_copy(run, step) && !cp_run_is_awaited(run, lane, run->done[lane] + count);
+    bool joins = step->op == CP_STEP_COPY &&
+                 !cp_run_is_awaited(run, lane, run->done[lane] + count);
     for (int other = 0; other < CP_LANES; other++) {
         joins = joins && !cp_run_must_await(run, step, other);
     }
@@ -378,7 +367,7 @@ static enum cp_code do_step(struct cp_run *run, int lane, int *done)
     case CP_STEP_ZERO:
         return zero(run, step);
     case CP_STEP_PACK:
-        return is_copy(run, step) ? copy(run, lane, done) : pack(run, step);
+        return pack(run, step);
     case CP_STEP_PUBLISH:
         return publish(run, step);
     case CP_STEP_AWAIT:

@@ -53,8 +53,8 @@ static inline int64_t cp_place_heads(const struct cp_place *place, int64_t heads
 
 struct cp_attend_args {
     struct cp_view q;    /* (B, rows, heads, D), dtype of the call, any strides */
-    struct cp_view k, v; /* panels of (B, keys, kv heads, D) and (..., Dv): n as given,
-                            axes 0 and 2 have strides */
+    struct cp_view k, v; /* (B, keys, kv heads, D) and (..., Dv): panels, n as given and
+                            strides for axes 0 and 2; or plain, as the format says */
     struct cp_view mask; /* data NULL: none. (B or 1, heads or 1, rows or 1, keys or 1);
                             bool, float32 or q's dtype */
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
@@ -98,7 +98,7 @@ struct cp_grad_args {
     void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
-enum { CP_KERNEL_ABI = 3 };
+enum { CP_KERNEL_ABI = 4 };
 
 struct cp_kernel_ops;
 
@@ -120,14 +120,11 @@ struct cp_kernel_ops {
     /* CP_OK and the layouts, or CP_ERR_UNSUPPORTED with the reason. */
     enum cp_code (*describe)(enum cp_dtype dtype, int64_t head_dim, int64_t value_dim,
                              struct cp_format *out);
-    /* src (B, keys, kv heads, D) plain -> dst panels. NULL where there is `rows`. */
+    /* src (B, keys, kv heads, D) plain -> dst panels. NULL where the format has none. */
     enum cp_code (*pack_k)(const struct cp_view *dst, const struct cp_view *src,
                            struct cp_stream *stream);
     enum cp_code (*pack_v)(const struct cp_view *dst, const struct cp_view *src,
                            struct cp_stream *stream);
-    /* (optional) Where panels of k and v are plain tensors, they as such, of the call's
-     * dtype: packing is a copy then, which the device does beside others. */
-    struct cp_view (*rows)(const struct cp_view *panels, enum cp_dtype dtype);
     enum cp_code (*attend)(const struct cp_attend_args *args, struct cp_stream *stream);
     enum cp_code (*finish)(const struct cp_finish_args *args, struct cp_stream *stream);
     enum cp_code (*delta)(const struct cp_delta_args *args, struct cp_stream *stream);

@@ -227,7 +227,7 @@ static double reach(struct times *times, const struct cp_schedule *schedule,
             double bytes =
                 (double)cp_box_bytes(schedule, box) * reads_of(times->speeds, step);
             int owner = schedule->buffers[box->buffer].owner;
-            bool is_written = cp_step_is_move(step) && arg == CP_ARG_DST;
+            bool is_written = step->op == CP_STEP_COPY && arg == CP_ARG_DST;
             end_s =
                 fmax(end_s, latency_s + move(times, is_written ? schedule->rank : owner,
                                              is_written ? owner : schedule->rank, bytes,
@@ -431,7 +431,7 @@ static void count_launches(const struct cp_schedule *schedule, struct step_time 
         bool is_joined = before != NULL &&
                          ((cp_step_is_message(step) && cp_step_is_message(before) &&
                            step->group == before->group) ||
-                          (cp_step_is_move(step) && cp_step_is_move(before)));
+                          (step->op == CP_STEP_COPY && before->op == CP_STEP_COPY));
         launches += !is_joined;
         times[at].launches = launches;
         times[at].is_joined = is_joined;

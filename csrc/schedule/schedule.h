@@ -124,12 +124,6 @@ struct cp_step {
     struct cp_box arg[CP_STEP_ARGS];
 };
 
-/* Does it put a tensor in another place, whatever the layout there? */
-static inline bool cp_step_is_move(const struct cp_step *step)
-{
-    return step->op == CP_STEP_COPY || step->op == CP_STEP_PACK;
-}
-
 static inline bool cp_step_is_message(const struct cp_step *step)
 {
     return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;

@@ -287,12 +287,15 @@ static enum cp_code check_attend(const struct args *args, const struct cp_call *
     const struct cp_box *q = args->box[CP_ATTEND_Q];
     const struct cp_box *k = args->box[CP_ATTEND_K];
     enum cp_dtype dtype = (enum cp_dtype)call->dtype;
+    bool is_plain = args->plan->format.has_plain_keys;
+    enum cp_layout k_layout = is_plain ? CP_LAYOUT_PLAIN : CP_LAYOUT_K;
+    enum cp_layout v_layout = is_plain ? CP_LAYOUT_PLAIN : CP_LAYOUT_V;
     const struct need needs[] = {
         {"q", CP_ATTEND_Q, CP_LAYOUT_PLAIN, dtype, q->n[1], q->n[2], call->head_dim},
         {"state", CP_ATTEND_STATE, CP_LAYOUT_STATE, CP_DTYPE_NONE, q->n[1], q->n[2],
          call->value_dim},
-        {"k", CP_ATTEND_K, CP_LAYOUT_K, dtype, k->n[1], k->n[2], call->head_dim},
-        {"v", CP_ATTEND_V, CP_LAYOUT_V, dtype, k->n[1], k->n[2], call->value_dim},
+        {"k", CP_ATTEND_K, k_layout, dtype, k->n[1], k->n[2], call->head_dim},
+        {"v", CP_ATTEND_V, v_layout, dtype, k->n[1], k->n[2], call->value_dim},
     };
     CP_TRY(check_needs(args, needs, (int)(sizeof needs / sizeof *needs)));
     return check_mask(args, CP_ATTEND_MASK, q->n[1], q->n[2], k->n[1]);

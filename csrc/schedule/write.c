@@ -46,6 +46,8 @@ void cp_writer_init(struct cp_writer *writer, const struct cp_plan *plan, int ra
     writer->rows = rows_of(plan, rank);
     writer->dtype = (enum cp_dtype)writer->call->dtype;
     writer->sum = cp_dtype_sum(writer->dtype);
+    writer->is_backward = writer->call->op == CP_OP_ATTENTION_BACKWARD;
+    writer->packs = !writer->is_backward && !plan->format.has_plain_keys;
     writer->has_mask = writer->call->mask_kind != CP_MASK_NONE;
     writer->mask_source = mask_source_of(plan);
     writer->mask = cp_writer_tensor(writer, CP_BUFFER_INPUT, CP_TENSOR_MASK);
@@ -109,6 +111,19 @@ int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
     const int64_t n[CP_AXES] = {writer->call->batch, rows, heads, dim_of(writer, role)};
     return cp_build_buffer(&writer->builder, arena, layout, role,
                            cp_writer_dtype(writer, role), n);
+}
+
+int32_t cp_writer_keys(struct cp_writer *writer, struct cp_arena *arena,
+                       enum cp_tensor_role role, int64_t rows, int64_t heads)
+{
+    enum cp_layout packed = role == CP_TENSOR_K ? CP_LAYOUT_K : CP_LAYOUT_V;
+    return cp_writer_rows(writer, arena, writer->packs ? packed : CP_LAYOUT_PLAIN, role,
+                          rows, heads);
+}
+
+enum cp_step_op cp_writer_bring(const struct cp_writer *writer)
+{
+    return writer->packs ? CP_STEP_PACK : CP_STEP_COPY;
 }
 
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,

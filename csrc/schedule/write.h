@@ -23,6 +23,8 @@ struct cp_writer {
     struct cp_range heads, kv_heads; /* that this rank answers for in it */
     struct cp_range rows;            /* of its Ulysses group */
     enum cp_dtype dtype, sum;        /* of the call, and of sums in it */
+    bool is_backward;
+    bool packs; /* keys are met in the kernel's panels */
     bool has_mask;
     enum cp_mask_source mask_source;
     int32_t mask;       /* the caller's; CP_NO_BUFFER: none */
@@ -47,7 +49,12 @@ void cp_writer_arrive(struct cp_writer *writer);
 int32_t cp_writer_rows(struct cp_writer *writer, struct cp_arena *arena,
                        enum cp_layout layout, enum cp_tensor_role role, int64_t rows,
                        int64_t heads);
-/* The same, kept in the dtype of sums. */
+/* The same of k or v, as it is met. */
+int32_t cp_writer_keys(struct cp_writer *writer, struct cp_arena *arena,
+                       enum cp_tensor_role role, int64_t rows, int64_t heads);
+/* What brings keys there: PACK or COPY. */
+enum cp_step_op cp_writer_bring(const struct cp_writer *writer);
+/* The same as the first, kept in the dtype of sums. */
 int32_t cp_writer_sums(struct cp_writer *writer, struct cp_arena *arena,
                        enum cp_tensor_role role, int64_t rows, int64_t heads);
 /* The same with rows outermost, so that some of the rows are one run of bytes. */

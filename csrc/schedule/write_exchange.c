@@ -32,7 +32,6 @@ static enum cp_code init(struct cp_exchange *x, const struct cp_plan *plan, int 
     *x = (struct cp_exchange){
         .ring = plan->ring, .ulysses = plan->ulysses, .home = CP_LANE_IN};
     cp_writer_init(&x->w, plan, rank);
-    x->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     enum cp_code code =
         cp_mem_create_array(plan->chunks, sizeof *x->chunks, "a schedule", &x->chunks);
     if (code == CP_OK) {

@@ -98,7 +98,6 @@ struct cp_exchange {
     struct cp_head_chunk *at;     /* the one that is being written */
     struct cp_key_block *blocks;  /* (plan->chunks, ring) */
     int ring, ulysses;
-    bool is_backward;
     int group; /* number of the next group of messages */
 };
 
@@ -173,8 +172,10 @@ bool cp_exchange_heads_meet(const struct cp_exchange *x);
 
 /* ---- the ring: write_exchange_ring.c ---- */
 
-/* The keys of the block of ring rank b. */
+/* The keys of the block of ring rank b; and its k or v as it is met. */
 struct cp_block cp_exchange_block_of(const struct cp_exchange *x, int b);
+struct cp_box cp_exchange_keys(const struct cp_exchange *x, int b,
+                               enum cp_tensor_role role);
 /* Buffers for dK and dV of the block of ring rank b. */
 void cp_exchange_declare_sums(struct cp_exchange *x, int b);
 /* Buffers for the own block, and for those of other ring ranks: each its own, or two slots

@@ -58,13 +58,10 @@ static void grad_block(struct cp_exchange *x, int b)
     };
     struct cp_block block = cp_exchange_block_of(x, b);
     struct cp_key_block *of_block = &x->at->blocks[b];
-    bool is_own = b == w->r;
     if (cp_writer_is_live(w, w->rank, w->chunk, &block)) {
         struct cp_key_boxes keys = {
-            .k = is_own ? cp_exchange_gathered(x, CP_TENSOR_K)
-                        : cp_writer_box(w, of_block->k),
-            .v = is_own ? cp_exchange_gathered(x, CP_TENSOR_V)
-                        : cp_writer_box(w, of_block->v),
+            .k = cp_exchange_keys(x, b, CP_TENSOR_K),
+            .v = cp_exchange_keys(x, b, CP_TENSOR_V),
             .mask = cp_writer_mask_box(w, of_block->mask, w->heads.first, &block),
             .dk = cp_writer_box(w, of_block->dk),
             .dv = cp_writer_box(w, of_block->dv),

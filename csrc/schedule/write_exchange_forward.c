@@ -26,10 +26,10 @@ static void attend_block(struct cp_exchange *x, int b)
     struct cp_block block = cp_exchange_block_of(x, b);
     struct cp_key_block *keys = &x->at->blocks[b];
     if (cp_writer_is_live(w, w->rank, w->chunk, &block)) {
-        cp_writer_attend(w, x->at->sum, cp_exchange_gathered(x, CP_TENSOR_Q),
-                         cp_writer_box(w, keys->k), cp_writer_box(w, keys->v),
-                         cp_writer_mask_box(w, keys->mask, w->heads.first, &block),
-                         &block);
+        cp_writer_attend(
+            w, x->at->sum, cp_exchange_gathered(x, CP_TENSOR_Q),
+            cp_exchange_keys(x, b, CP_TENSOR_K), cp_exchange_keys(x, b, CP_TENSOR_V),
+            cp_writer_mask_box(w, keys->mask, w->heads.first, &block), &block);
     }
     keys->done = w->builder.lane_steps[CP_LANE_COMPUTE];
 }

@@ -214,7 +214,7 @@ void cp_exchange_share_inputs(struct cp_exchange *x, const enum cp_tensor_role *
  * it lies must not be the caller's. */
 static bool is_gathered(const struct cp_exchange *x, enum cp_tensor_role role)
 {
-    bool is_sent = x->is_backward && x->ring > 1 && role != CP_TENSOR_MASK &&
+    bool is_sent = !x->w.packs && x->ring > 1 && role != CP_TENSOR_MASK &&
                    cp_writer_is_of_keys(&x->w, role);
     return x->ulysses > 1 || is_sent;
 }

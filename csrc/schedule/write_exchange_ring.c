@@ -11,22 +11,30 @@ struct cp_block cp_exchange_block_of(const struct cp_exchange *x, int b)
     return block;
 }
 
-/* As the kernel wants them: forward packed, backward plain. */
-static void declare_keys(struct cp_exchange *x, int b)
+/* As the kernel wants them: packed, or with rows outermost, as they are sent. */
+static int32_t declare_tensor(struct cp_exchange *x, enum cp_tensor_role role,
+                              int64_t keys)
 {
     struct cp_writer *w = &x->w;
-    struct cp_key_block *block = &x->at->blocks[b];
-    int64_t keys = cp_exchange_block_of(x, b).keys.count;
     int64_t heads = w->kv_heads.count;
-    if (x->is_backward) {
-        block->k = cp_writer_runs(w, &w->scratch, CP_TENSOR_K, w->dtype, keys, heads);
-        block->v = cp_writer_runs(w, &w->scratch, CP_TENSOR_V, w->dtype, keys, heads);
-    } else {
-        block->k =
-            cp_writer_rows(w, &w->scratch, CP_LAYOUT_K, CP_TENSOR_K, keys, heads);
-        block->v =
-            cp_writer_rows(w, &w->scratch, CP_LAYOUT_V, CP_TENSOR_V, keys, heads);
-    }
+    return w->packs ? cp_writer_keys(w, &w->scratch, role, keys, heads)
+                    : cp_writer_runs(w, &w->scratch, role, w->dtype, keys, heads);
+}
+
+static void declare_keys(struct cp_exchange *x, int b)
+{
+    int64_t keys = cp_exchange_block_of(x, b).keys.count;
+    x->at->blocks[b].k = declare_tensor(x, CP_TENSOR_K, keys);
+    x->at->blocks[b].v = declare_tensor(x, CP_TENSOR_V, keys);
+}
+
+struct cp_box cp_exchange_keys(const struct cp_exchange *x, int b,
+                               enum cp_tensor_role role)
+{
+    const struct cp_key_block *block = &x->at->blocks[b];
+    return !x->w.packs && b == x->w.r
+               ? cp_exchange_gathered(x, role)
+               : cp_writer_box(&x->w, role == CP_TENSOR_K ? block->k : block->v);
 }
 
 static void declare_mask(struct cp_exchange *x, int b)
@@ -55,10 +63,11 @@ static void make_block(struct cp_exchange *x, const struct cp_key_block *block,
 {
     struct cp_writer *w = &x->w;
     struct cp_builder *b = &w->builder;
-    if (!x->is_backward) {
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, block->k),
+    if (w->packs || rank != w->rank) {
+        enum cp_step_op bring = cp_writer_bring(w);
+        cp_build_move(b, bring, CP_LANE_IN, cp_writer_box(w, block->k),
                       cp_exchange_gathered_at(x, rank, CP_TENSOR_K));
-        cp_build_move(b, CP_STEP_PACK, CP_LANE_IN, cp_writer_box(w, block->v),
+        cp_build_move(b, bring, CP_LANE_IN, cp_writer_box(w, block->v),
                       cp_exchange_gathered_at(x, rank, CP_TENSOR_V));
     }
     if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
@@ -76,7 +85,7 @@ static void declare_own_block(struct cp_exchange *x)
 {
     struct cp_writer *w = &x->w;
     struct cp_key_block *block = &x->at->blocks[w->r];
-    if (x->is_backward) {
+    if (!w->packs) {
         block->k = cp_exchange_gathered(x, CP_TENSOR_K).buffer;
         block->v = cp_exchange_gathered(x, CP_TENSOR_V).buffer;
     } else {
@@ -103,7 +112,7 @@ void cp_exchange_declare_blocks(struct cp_exchange *x)
             if (cp_writer_mask_travels(w, CP_MASK_OF_KEYS)) {
                 declare_mask(x, b);
             }
-            if (x->is_backward) {
+            if (w->is_backward) {
                 cp_exchange_declare_sums(x, b);
             }
             end = w->scratch.bytes > end ? w->scratch.bytes : end;

@@ -64,7 +64,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     struct cp_pull_window *window = &pull->window[owner];
     int64_t rows = plan->q_rows[owner].count;
     int64_t keys = plan->kv_rows[owner].count;
-    bool is_packed = !pull->is_backward && !pull->fetches;
+    bool is_packed = w->packs && !pull->fetches;
     enum cp_layout k_layout = is_packed ? CP_LAYOUT_K : CP_LAYOUT_PLAIN;
     enum cp_layout v_layout = is_packed ? CP_LAYOUT_V : CP_LAYOUT_PLAIN;
     window->k =
@@ -80,13 +80,13 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
         window->slots_first = arena->bytes;
         return;
     }
-    if (pull->is_backward) {
+    if (pull->w.is_backward) {
         declare_dq(pull, owner, arena);
         window->slots_first = arena->bytes;
     }
     window->q =
         cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, w->call->heads);
-    if (pull->is_backward) {
+    if (pull->w.is_backward) {
         window->dout = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DOUT, rows,
                                       w->call->heads);
         window->lse = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows,
@@ -104,12 +104,8 @@ static struct cp_pull_keys declare_keys(struct cp_pull *pull, int place, int64_t
 {
     struct cp_writer *w = &pull->w;
     w->scratch.bytes = pull->place_bytes[place];
-    int32_t k = cp_writer_rows(w, &w->scratch,
-                               pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_K,
-                               CP_TENSOR_K, keys, heads);
-    int32_t v = cp_writer_rows(w, &w->scratch,
-                               pull->is_backward ? CP_LAYOUT_PLAIN : CP_LAYOUT_V,
-                               CP_TENSOR_V, keys, heads);
+    int32_t k = cp_writer_keys(w, &w->scratch, CP_TENSOR_K, keys, heads);
+    int32_t v = cp_writer_keys(w, &w->scratch, CP_TENSOR_V, keys, heads);
     return (struct cp_pull_keys){cp_writer_box(w, k), cp_writer_box(w, v)};
 }
 
@@ -136,7 +132,6 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
         int64_t keys = plan->kv_rows[owner].count;
         pull->longest_block = keys > pull->longest_block ? keys : pull->longest_block;
     }
-    pull->is_backward = plan->signature.call.op == CP_OP_ATTENTION_BACKWARD;
     pull->is_shared = plan->ulysses > 1;
     pull->chunks = NULL;
     enum cp_code code = cp_mem_create_array(plan->world, sizeof *pull->window,
@@ -192,8 +187,7 @@ void cp_pull_publish_keys(struct cp_pull *pull)
     if (!has_readers(pull)) {
         return;
     }
-    enum cp_step_op op =
-        pull->is_backward || pull->fetches ? CP_STEP_COPY : CP_STEP_PACK;
+    enum cp_step_op op = pull->fetches ? CP_STEP_COPY : cp_writer_bring(w);
     cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(w, own->k),
                   cp_writer_box(w, pull->own_k));
     cp_build_move(&w->builder, op, CP_LANE_IN, cp_writer_box(w, own->v),
@@ -207,7 +201,7 @@ static struct cp_pull_keys fetch_keys(struct cp_pull *pull, int owner, int step)
     bool is_own = owner == w->rank;
     int32_t k = is_own ? pull->own_k : pull->window[owner].k;
     int32_t v = is_own ? pull->own_v : pull->window[owner].v;
-    enum cp_step_op op = pull->is_backward ? CP_STEP_COPY : CP_STEP_PACK;
+    enum cp_step_op op = cp_writer_bring(w);
     int64_t end = w->scratch.bytes;
     struct cp_pull_keys keys =
         declare_keys(pull, step % 2, w->plan->kv_rows[owner].count, w->kv_heads.count);
@@ -226,7 +220,7 @@ struct cp_pull_keys cp_pull_bring_keys(struct cp_pull *pull, int owner, int step
 {
     struct cp_writer *w = &pull->w;
     cp_pull_await_ready(pull, owner);
-    bool is_callers = pull->fetches && pull->is_backward && owner == w->rank;
+    bool is_callers = pull->fetches && !w->packs && owner == w->rank;
     if (pull->fetches && !is_callers) {
         return fetch_keys(pull, owner, step);
     }

@@ -1,7 +1,7 @@
 /* Attention over windows: every rank publishes what it holds once, and reads what it
  * needs in place, or, where a device had to reach for every key anew, brings a block of keys
  * to itself while it meets the one before (CP_FETCH: keys are then published as they are,
- * and packed on the way).
+ * and packed on the way where the kernel wants that).
  *
  * Rank (r, u) takes the query rows of its Ulysses group for its own heads and meets the
  * keys of all W windows, its own first, then its neighbours'. Ring is U = 1, Ulysses is
@@ -66,7 +66,7 @@ struct cp_pull {
     struct cp_writer w;
     struct cp_pull_window *window; /* (world) */
     struct cp_pull_chunk *chunks;  /* (world, plan->chunks) */
-    bool is_backward, is_shared;   /* shared: U > 1, rows travel inside the group */
+    bool is_shared;                /* U > 1: rows travel inside the group */
     bool has_slots; /* backward: the own slots are free by the steps written so far */
     bool fetches;   /* keys are brought here */
     int64_t longest_block;  /* keys of it */

@@ -10,7 +10,20 @@ static int32_t input(struct cp_writer *w, enum cp_tensor_role role)
  * once. All at once would be twice the caller's k and v where those are half-width. */
 enum { PACKED_KEYS = 2048 };
 
-/* The state takes up all keys, piece by piece through one place. */
+/* Keys of the caller as they are met. */
+static struct cp_box met(struct cp_writer *w, enum cp_tensor_role role,
+                         struct cp_box keys)
+{
+    if (!w->packs) {
+        return keys;
+    }
+    struct cp_box packed =
+        cp_writer_box(w, cp_writer_keys(w, &w->scratch, role, keys.n[1], keys.n[2]));
+    cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE, packed, keys);
+    return packed;
+}
+
+/* The state takes up all keys, piece by piece through one place, or as they are. */
 static void attend_keys(struct cp_writer *w, int32_t state)
 {
     struct cp_range all = w->plan->kv_rows[w->rank];
@@ -20,22 +33,15 @@ static void attend_keys(struct cp_writer *w, int32_t state)
     int64_t start = w->scratch.bytes;
     for (int64_t first = 0; first < all.count; first += PACKED_KEYS) {
         int64_t rest = all.count - first;
-        int64_t keys = rest < PACKED_KEYS ? rest : PACKED_KEYS;
+        int64_t keys = w->packs && rest > PACKED_KEYS ? PACKED_KEYS : rest;
         struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
         if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
             return; /* nor is any behind it */
         }
         w->scratch.bytes = start;
-        int32_t packed_k = cp_writer_rows(w, &w->scratch, CP_LAYOUT_K, CP_TENSOR_K,
-                                          keys, w->call->kv_heads);
-        int32_t packed_v = cp_writer_rows(w, &w->scratch, CP_LAYOUT_V, CP_TENSOR_V,
-                                          keys, w->call->kv_heads);
-        cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,
-                      cp_writer_box(w, packed_k), cp_writer_row_range(k, first, keys));
-        cp_build_move(&w->builder, CP_STEP_PACK, CP_LANE_COMPUTE,
-                      cp_writer_box(w, packed_v), cp_writer_row_range(v, first, keys));
-        cp_writer_attend(w, state, q, cp_writer_box(w, packed_k),
-                         cp_writer_box(w, packed_v),
+        cp_writer_attend(w, state, q,
+                         met(w, CP_TENSOR_K, cp_writer_row_range(k, first, keys)),
+                         met(w, CP_TENSOR_V, cp_writer_row_range(v, first, keys)),
                          cp_writer_mask_box(w, CP_NO_BUFFER, 0, &block), &block);
     }
 }

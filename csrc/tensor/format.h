@@ -1,12 +1,13 @@
 /* A kernel's packed layouts as plain numbers, so that plans can size buffers without
  * knowing the kernel.
  *
- * Packed K, packed V and the running state consist of one panel per (batch, head); a
+ * Packed K and V, unless keys are met as they are, and the running state consist of one panel per (batch, head); a
  * panel of `rows` rows takes round_up(rows, align) * row_bytes bytes. Panels start at
  * multiples of CP_PANEL_ALIGN. */
 #ifndef CP_TENSOR_FORMAT_H
 #define CP_TENSOR_FORMAT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/checked.h"
@@ -20,6 +21,7 @@ struct cp_panel {
 
 struct cp_format {
     uint64_t id; /* names kernel family and layout; ranks compare it, 0 is never used */
+    bool has_plain_keys;  /* k and v are met as tensors: there are no panels of them */
     struct cp_panel k, v; /* where packed keys and values lie */
     struct cp_panel
         state; /* what `attend` carries: unnormalised output, maximum, sum */

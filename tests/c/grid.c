@@ -8,6 +8,8 @@
 #include "plan/agree.h"
 
 enum { FACTORINGS = 50, OPS = 4, ROADS = 5, VARIANTS = 2 };
+/* Format of a kernel that meets keys as they are. */
+enum { PLAIN_KEYS = 2 };
 
 /* splitmix64, as in test.h. */
 static uint64_t next(uint64_t *state)
@@ -134,7 +136,7 @@ static void draw_attention(uint64_t *state, struct grid_case *grid, bool is_even
     call->is_causal = one_in(state, 2);
     call->want_lse = one_in(state, 2);
     call->kv_replicated = one_in(state, 8);
-    call->format = 1;
+    call->format = draw(state, 0, 3) == 0 ? PLAIN_KEYS : 1;
     double scale = 1.0 / sqrt((double)call->head_dim);
     memcpy(&call->scale_bits, &scale, sizeof call->scale_bits);
     draw_rows(state, grid->world, is_even && call->kv_replicated == 0, q);
@@ -268,6 +270,7 @@ struct cp_format grid_format(const struct cp_call *call)
     int64_t sum_bytes = cp_dtype_bytes(cp_dtype_sum((enum cp_dtype)call->dtype));
     struct cp_format format = {
         .id = call->format,
+        .has_plain_keys = call->format == PLAIN_KEYS,
         .k = {.row_align = 4, .row_bytes = call->head_dim * bytes},
         .v = {.row_align = 1, .row_bytes = call->value_dim * bytes},
         .state = {.row_align = 8, .row_bytes = (call->value_dim + 2) * sum_bytes},

@@ -145,18 +145,6 @@ static const struct cp_comm_ops around_ops = {
     .name = "around", .abi = CP_COMM_ABI, .begin = noting_begin, .end = noting_end};
 static struct cp_comm noting_comm = {.rank = 7, .world = 8};
 
-/* ---- the kernel ---- */
-
-static struct cp_view plain_rows(const struct cp_view *panels, enum cp_dtype dtype)
-{
-    struct cp_view rows = *panels;
-    rows.dtype = dtype;
-    return rows;
-}
-
-static const struct cp_kernel_ops plain_kernel = {
-    .name = "plain", .abi = CP_KERNEL_ABI, .rows = plain_rows};
-
 /* ---- schedules ---- */
 
 /* The workspace is numbers; a buffer is one of them, but for the last, which is two. */
@@ -210,7 +198,6 @@ static void play_until(struct cp_device *device, uint64_t capture, enum cp_code 
     void *room = NULL;
     struct cp_run_env env = {.comm = &noting_comm,
                              .device = device,
-                             .kernel = &plain_kernel,
                              .scratch = (char *)numbers,
                              .capture = capture,
                              .operation = "a test"};
@@ -241,24 +228,6 @@ TEST(free_copies_in_a_row_go_together)
     CHECK_NEAR(numbers[9], 2, 0);
     CHECK_NEAR(numbers[11], 5, 0);
     CHECK_NEAR(numbers[12], 5, 0);
-}
-
-TEST(what_a_kernel_takes_as_it_is_is_packed_by_copies)
-{
-    begin();
-    peers_copies = 0;
-    buffers[3].kind = CP_BUFFER_WINDOW;
-    buffers[3].owner = 6;
-    buffers[4].kind = CP_BUFFER_WINDOW;
-    buffers[4].owner = noting_comm.rank;
-    noting_comm.ops = &window_ops;
-    add_step(CP_STEP_COPY, CP_LANE_IN, 8, 2);
-    add_step(CP_STEP_PACK, CP_LANE_IN, 9, 3);
-    add_step(CP_STEP_PACK, CP_LANE_IN, 10, 4);
-    play(&noting_device);
-    CHECK_EQ_STR(notes, "copy 3; ");
-    CHECK_NEAR(numbers[9], 3, 0);
-    CHECK_EQ_I64(peers_copies, 1);
 }
 
 TEST(a_device_is_told_which_copies_are_with_a_peer)

@@ -182,6 +182,7 @@ static void read_attention(struct scene *scene)
     scene->format = grid_format(call);
     scene->format.k.row_align = INT64_C(1) << fuzz_range(in, 0, 4);
     scene->format.v.row_align = INT64_C(1) << fuzz_range(in, 0, 4);
+    scene->format.has_plain_keys = scene->format.k.row_align == 16; /* no panels */
     read_rows(scene, CP_SIZE_Q_ROWS);
     read_rows(scene, CP_SIZE_KV_ROWS);
     /* A schedule has steps for every 2048 replicated keys, if anybody looks at them. */

@@ -85,7 +85,7 @@ static void create_tensors(struct world *world, int rank)
         *memory = create_memory(count_of(buffer->n) *
                                 cp_dtype_bytes((enum cp_dtype)buffer->dtype));
         struct place place = numbers_place(world, rank, i);
-        place.is_own = true;
+        place.may_be_written = true;
         struct cp_box all = {
             .n = {buffer->n[0], buffer->n[1], buffer->n[2], buffer->n[3]}};
         for (int64_t j = 0; !is_output && j < count_of(all.n); j++) {

@@ -62,8 +62,8 @@ struct place {
     const struct cp_buffer *buffer;
     struct memory memory;
     int64_t first, stride[CP_AXES];
-    int64_t item;          /* bytes of an element, or of a panel */
-    bool is_panel, is_own; /* own: the rank may write there */
+    int64_t item;                  /* bytes of an element, or of a panel */
+    bool is_panel, may_be_written; /* by the rank, in a window by any */
 };
 
 struct place numbers_place(struct world *world, int rank, int32_t number);

@@ -444,20 +444,22 @@ static struct tensor scratch_new(const struct call *c, int64_t bytes)
     return t;
 }
 
-/* Where panels are plain tensors, it is a copy. */
-static void pack(const struct machine *on,
-                 enum cp_code (*by)(const struct cp_view *dst,
-                                    const struct cp_view *src,
-                                    struct cp_stream *stream),
-                 const struct cp_view *panels, const struct cp_view *src)
+/* Keys as the kernel meets them: what it packs, in `room`, or as they are. */
+static struct cp_view met(const struct call *c, const struct cp_panel *panel,
+                          enum cp_code (*pack)(const struct cp_view *dst,
+                                               const struct cp_view *src,
+                                               struct cp_stream *stream),
+                          const struct cp_view *keys, struct tensor *room)
 {
-    struct cp_stream *stream = stream_of(on);
-    if (on->ops->rows == NULL) {
-        CHECK(by(panels, src, stream) == CP_OK);
-        return;
+    if (c->format.has_plain_keys) {
+        CHECK(pack == NULL);
+        *room = scratch_new(c, 0);
+        return *keys;
     }
-    const struct cp_copy copy = {.dst = on->ops->rows(panels, src->dtype), .src = *src};
-    CHECK(by == NULL && cp_cuda_copy(&copy, 1, NULL, stream) == CP_OK);
+    *room = panels_new(c, panel, keys, 0xff);
+    tensor_up(c->on, room);
+    CHECK(pack(&room->view, keys, stream_of(c->on)) == CP_OK);
+    return room->view;
 }
 
 static void attend_cut(struct call *c, const struct cut *cut,
@@ -465,23 +467,18 @@ static void attend_cut(struct call *c, const struct cut *cut,
 {
     struct cp_stream *stream = stream_of(c->on);
     struct cp_view k = keys_part(c, K, cut), v = keys_part(c, V, cut);
-    struct tensor k_panels = panels_new(c, &c->format.k, &k, 0xff);
-    struct tensor v_panels = panels_new(c, &c->format.v, &v, 0xff);
+    struct tensor k_panels, v_panels;
     struct tensor scratch = scratch_new(c, c->format.scratch_bytes);
-    tensor_up(c->on, &k_panels);
-    tensor_up(c->on, &v_panels);
     struct cp_attend_args args = {
         .q = heads_part(c, Q, cut),
-        .k = k_panels.view,
-        .v = v_panels.view,
+        .k = met(c, &c->format.k, c->on->ops->pack_k, &k, &k_panels),
+        .v = met(c, &c->format.v, c->on->ops->pack_v, &v, &v_panels),
         .mask = mask_part(c, cut),
         .state = *state,
         .place = place_of(c->p, cut),
         .scale = c->p->scale,
         .scratch = scratch.view.data,
     };
-    pack(c->on, c->on->ops->pack_k, &args.k, &k);
-    pack(c->on, c->on->ops->pack_v, &args.v, &v);
     CHECK(c->on->ops->attend(&args, stream) == CP_OK);
     tensor_end(c->on, &scratch);
     tensor_end(c->on, &v_panels);
@@ -1075,11 +1072,9 @@ TEST(selection)
                       : attends ? &cp_kernel_cuda_plain_ops
                                 : NULL));
         if (attends) {
-            int64_t bytes = cp_dtype_bytes((enum cp_dtype)dtype);
             int64_t sum = cp_dtype_bytes(cp_dtype_sum((enum cp_dtype)dtype));
             CHECK_EQ_I64(format.id, CP_FORMAT_CUDA_PLAIN + dtype);
-            CHECK_EQ_I64(cp_panel_bytes(&format.k, 64), 64 * 65 * bytes);
-            CHECK_EQ_I64(cp_panel_bytes(&format.v, 64), 64 * 3 * bytes);
+            CHECK(format.has_plain_keys);
             CHECK_EQ_I64(cp_panel_bytes(&format.state, 64), 64 * 5 * sum);
             CHECK(ops->abi == CP_KERNEL_ABI);
             CHECK_EQ_STR(ops->name, is_own ? "cuda_own" : "cuda_plain");
