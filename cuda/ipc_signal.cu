@@ -53,13 +53,14 @@ __device__ void wait(const cp_ipc_ends &ends, int peer, int signal, uint64_t val
     unsigned pause_ns = FIRST_PAUSE_NS, looks = 0;
     bool is_over = false;
     bool is_inside = signal != CP_IPC_LEFT; /* of an epoch */
+    uint64_t over = is_inside ? CP_IPC_OVER_INSIDE : CP_IPC_OVER_TURNS;
     while (cp_load_system(counter) < value && !is_over) {
         looks += 1;
         if (looks % LOOKS == 0) {
             cp_store_system(&note->call, call);
             cp_store_system(&note->value, value);
             is_over = (is_inside && is_odd(ends, peer)) ||
-                      cp_load_system(&ends.desk->is_over) != 0;
+                      (cp_load_system(&ends.desk->is_over) & over) != 0;
         }
         __nanosleep(pause_ns);
         pause_ns = pause_ns < LONGEST_PAUSE_NS ? 2 * pause_ns : LONGEST_PAUSE_NS;

@@ -51,9 +51,13 @@ struct cp_ipc_note {
     uint64_t value; /* 0: nothing. Written with release, read with acquire */
 };
 
+/* Waits that nobody waits for any more: for what a call brings, and for others to leave the
+ * call before. */
+enum cp_ipc_over { CP_IPC_OVER_INSIDE = 1, CP_IPC_OVER_TURNS = 2 };
+
 /* In the host's memory, seen by the GPU. All-zero is the initial state. */
 struct cp_ipc_desk {
-    uint64_t is_over; /* not 0: nobody waits any more. Written by the host */
+    uint64_t is_over; /* which waits are, enum cp_ipc_over. Written by the host */
     struct cp_ipc_note note[CP_IPC_RANKS][CP_IPC_SIGNALS]; /* by the peer that is waited
                                                               for; written by the GPU */
     struct cp_ipc_note

@@ -21,6 +21,8 @@ static const int look_ms = 50;
 static const int idle_look_ms = 100;
 /* For what a dead peer has given its GPU, or its GPU us. */
 static const int64_t dead_ns = 500000000;
+/* For calls to end whose waits have been ended. */
+static const int64_t turn_ns = 1000000000;
 /* For outstanding work to end when the communicator closes, by itself and once its waits
  * have been ended. */
 static const int64_t drain_ns = 1000000000;
@@ -44,9 +46,19 @@ static uint64_t load(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+static void end_waits(struct cp_ipc_watcher *watcher, uint64_t which)
+{
+    (void)__atomic_fetch_or(&watcher->desk->is_over, which, __ATOMIC_RELEASE);
+}
+
 void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher)
 {
-    __atomic_store_n(&watcher->desk->is_over, 1, __ATOMIC_RELEASE);
+    end_waits(watcher, CP_IPC_OVER_INSIDE);
+}
+
+static void end_all_waits(struct cp_ipc_watcher *watcher)
+{
+    end_waits(watcher, CP_IPC_OVER_INSIDE | CP_IPC_OVER_TURNS);
 }
 
 /* ---- the calls under way; the mutex is held ---- */
@@ -176,6 +188,23 @@ static enum cp_code look(struct cp_ipc_watcher *watcher)
     return look_at_waits(watcher, is_awaited ? on_gpu : in_graph);
 }
 
+/* In a broken context a call still waits for its turn, lest it write to somebody who is in
+ * the call before. Those under way end by themselves, since their waits have been ended;
+ * whoever has not left his call a while after that is not going to. */
+static void end_turns(struct cp_ipc_watcher *watcher)
+{
+    int64_t now_ns = cp_now_ns();
+    if (load(&watcher->desk->is_over) == 0) {
+        return;
+    }
+    if (watcher->broken_ns == 0) {
+        watcher->broken_ns = now_ns;
+    }
+    if (now_ns - watcher->broken_ns >= turn_ns) {
+        end_all_waits(watcher);
+    }
+}
+
 static void look_and_judge(struct cp_ipc_watcher *watcher)
 {
     if (look(watcher) != CP_OK) {
@@ -184,6 +213,7 @@ static void look_and_judge(struct cp_ipc_watcher *watcher)
         cp_watch_poison(watcher->watch, &reason);
         cp_ipc_watcher_break(watcher);
     }
+    end_turns(watcher);
 }
 
 /* Nothing is under way. */
@@ -213,9 +243,9 @@ static bool have_calls_ended(struct cp_ipc_watcher *watcher)
         watcher->drained_ns = now_ns + drain_ns;
     }
     bool is_late = now_ns >= watcher->drained_ns;
-    bool is_over = load(&watcher->desk->is_over) != 0;
+    bool is_over = (load(&watcher->desk->is_over) & CP_IPC_OVER_TURNS) != 0;
     if (!is_over && (is_late || !is_whole)) {
-        cp_ipc_watcher_break(watcher);
+        end_all_waits(watcher);
         watcher->drained_ns = now_ns + drain_ns;
     }
     if (!is_whole) {
@@ -246,7 +276,7 @@ static void end_late_launches(struct cp_ipc_watcher *watcher)
         for (int signal = 0; signal < CP_IPC_SIGNALS; signal++) {
             if (is_seen_again(watcher, rank, signal, now_ns) &&
                 waited(&watcher->seen[rank][signal], now_ns) > watcher->timeout) {
-                cp_ipc_watcher_break(watcher);
+                end_all_waits(watcher);
             }
         }
     }

@@ -50,6 +50,7 @@ struct cp_ipc_watcher {
     uint64_t begun, ended; /* calls; one more begun than ended: one is being enqueued */
     struct cp_held_graph *graphs; /* alive, with calls in them */
     bool is_idle;       /* no call is under way on the GPU, as far as has been seen */
+    int64_t broken_ns;  /* since when waits have been ended; 0: they have not */
     bool is_closing;    /* the thread is to end */
     int64_t drained_ns; /* until when outstanding work may take; 0: not asked yet */
     bool has_let_go;    /* of others' memory: only their use of this rank's is left */
@@ -84,7 +85,7 @@ CP_NODISCARD enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
                                              struct cp_stream *const *streams,
                                              int count);
 
-/* After the context has been poisoned: ends all waits. */
+/* After the context has been poisoned: ends all waits, those for turns a second later. */
 void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher);
 
 /* Frees everything and leaves NULL; accepts NULL. Work that is outstanding gets a second

@@ -349,6 +349,46 @@ TEST(poison_ends_waits)
     rig_fini(&rig);
 }
 
+/* What it does in the windows of others, who may be in the call before. */
+TEST(a_broken_call_still_waits_for_its_turn)
+{
+    static struct rig rig;
+    struct cp_status reason = {
+        .code = CP_ERR_VALUE, .rank = 2, .text = "rank 2 gave up"};
+    uint64_t *word = NULL;
+    rig_init(&rig, false, 30.0);
+    CHECK_EQ_I64(cudaMallocHost((void **)&word, sizeof *word), cudaSuccess);
+    *word = 0;
+    for (int rank = 0; rank < WORLD; rank++) {
+        CHECK_EQ_I64(begin(&rig, rank), CP_OK);
+    }
+    CHECK_EQ_I64(cudaSetDevice(1), cudaSuccess);
+    CHECK_EQ_I64(cudaMemsetAsync(rig.comm[1]->ops->window(rig.comm[1], 1), 1,
+                                 sizeof *word, rig.stream[1]),
+                 cudaSuccess);
+    settle(&rig, 1);
+    simgpu_slow_stream(rig.stream[1], 300000); /* it reads that again, later */
+    CHECK_EQ_I64(cudaMemcpyAsync(word, rig.comm[1]->ops->window(rig.comm[1], 1),
+                                 sizeof *word, cudaMemcpyDeviceToHost, rig.stream[1]),
+                 cudaSuccess);
+    for (int rank = 0; rank < WORLD; rank++) {
+        CHECK_EQ_I64(end(&rig, rank), CP_OK);
+    }
+    CHECK_EQ_I64(begin(&rig, 0), CP_OK);
+    CHECK_EQ_I64(cudaSetDevice(0), cudaSuccess);
+    CHECK_EQ_I64(cudaMemsetAsync(rig.comm[0]->ops->window(rig.comm[0], 1), 2,
+                                 sizeof *word, rig.stream[0]),
+                 cudaSuccess);
+    CHECK_EQ_I64(end(&rig, 0), CP_OK);
+    rig.comm[2]->ops->poison(rig.comm[2], &reason);
+    rig.comm[0]->ops->poison(rig.comm[0], &reason);
+    settle(&rig, 0);
+    settle(&rig, 1);
+    CHECK_EQ_U64(*word, 0x0101010101010101u);
+    CHECK_EQ_I64(cudaFreeHost(word), cudaSuccess);
+    rig_fini(&rig);
+}
+
 /* A call that breaks in the middle has no end; its waits are ended by close at the latest. */
 TEST(close_ends_the_waits_of_half_a_call)
 {
