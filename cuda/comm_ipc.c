@@ -119,16 +119,33 @@ static enum cp_code ipc_publish(struct cp_comm *comm, int signal, uint64_t value
                          cp_ipc_publish(&ipc_of(comm)->ends, signal, value, stream));
 }
 
-static enum cp_code ipc_reached(struct cp_comm *comm, int peer, int signal,
-                                uint64_t value, struct cp_stream *stream)
+/* So many at a time as a kernel is told of. */
+static enum cp_code await_all(const struct comm_ipc *self,
+                              const struct cp_comm_wait *waits, int count,
+                              struct cp_stream *stream)
+{
+    uint64_t call = cp_recorder_call(self->watch->recorder);
+    for (int first = 0; first < count; first += CP_IPC_RANKS) {
+        struct cp_ipc_waits some = {.count = 0};
+        for (int i = first; i < count && some.count < CP_IPC_RANKS; i++) {
+            some.of[some.count] = (struct cp_ipc_wait){.peer = waits[i].peer,
+                                                       .signal = waits[i].signal,
+                                                       .value = waits[i].value};
+            some.count += 1;
+        }
+        CP_TRY(cp_ipc_await(&self->ends, &some, call, stream));
+    }
+    return CP_OK;
+}
+
+static enum cp_code ipc_reached(struct cp_comm *comm, const struct cp_comm_wait *waits,
+                                int count, struct cp_stream *stream)
 {
     struct comm_ipc *self = ipc_of(comm);
     int device = self->device, before = device;
     note_stream(self, stream);
     CP_TRY(cp_cuda_enter(device, &before));
-    return cp_cuda_leave(device, before,
-                         cp_ipc_await(&self->ends, peer, signal, value,
-                                      cp_recorder_call(self->watch->recorder), stream));
+    return cp_cuda_leave(device, before, await_all(self, waits, count, stream));
 }
 
 static enum cp_code ipc_begin(struct cp_comm *comm, const struct cp_comm_call *call)

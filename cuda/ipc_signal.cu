@@ -103,10 +103,11 @@ __global__ void publish_kernel(cp_ipc_ends ends, int signal, uint64_t value)
     }
 }
 
-__global__ void wait_kernel(cp_ipc_ends ends, int peer, int signal, uint64_t value,
-                            uint64_t call)
+__global__ void wait_kernel(cp_ipc_ends ends, cp_ipc_waits waits, uint64_t call)
 {
-    wait(ends, peer, signal, CP_COMM_COUNTER(epoch_of(ends, ends.rank), value), call);
+    const cp_ipc_wait &own = waits.of[threadIdx.x];
+    wait(ends, own.peer, own.signal,
+         CP_COMM_COUNTER(epoch_of(ends, ends.rank), own.value), call);
 }
 
 } // namespace
@@ -130,8 +131,10 @@ enum cp_code cp_ipc_publish(const struct cp_ipc_ends *ends, int signal, uint64_t
                           signal, value);
 }
 
-enum cp_code cp_ipc_await(const struct cp_ipc_ends *ends, int peer, int signal,
-                          uint64_t value, uint64_t call, struct cp_stream *stream)
+enum cp_code cp_ipc_await(const struct cp_ipc_ends *ends,
+                          const struct cp_ipc_waits *waits, uint64_t call,
+                          struct cp_stream *stream)
 {
-    return cp_cuda_launch(wait_kernel, 1, 1, stream, *ends, peer, signal, value, call);
+    return cp_cuda_launch(wait_kernel, 1, (unsigned)waits->count, stream, *ends, *waits,
+                          call);
 }

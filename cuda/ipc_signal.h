@@ -65,6 +65,17 @@ struct cp_ipc_desk {
                                              this rank was in `call` */
 };
 
+/* Counters of peers that one kernel waits for, a thread each. */
+struct cp_ipc_wait {
+    int32_t peer, signal;
+    uint64_t value;
+};
+
+struct cp_ipc_waits {
+    int32_t count;
+    struct cp_ipc_wait of[CP_IPC_RANKS];
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -87,9 +98,9 @@ CP_NODISCARD enum cp_code cp_ipc_end(const struct cp_ipc_ends *ends,
 /* The own counter becomes `value` in all inboxes, after all that `stream` was given. */
 CP_NODISCARD enum cp_code cp_ipc_publish(const struct cp_ipc_ends *ends, int signal,
                                          uint64_t value, struct cp_stream *stream);
-/* `stream` goes on once that rank's counter is at least `value`. `call` as above. */
-CP_NODISCARD enum cp_code cp_ipc_await(const struct cp_ipc_ends *ends, int peer,
-                                       int signal, uint64_t value, uint64_t call,
+/* `stream` goes on once all those counters are at least their values. `call` as above. */
+CP_NODISCARD enum cp_code cp_ipc_await(const struct cp_ipc_ends *ends,
+                                       const struct cp_ipc_waits *waits, uint64_t call,
                                        struct cp_stream *stream);
 
 #ifdef __cplusplus

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { CP_COMM_ABI = 3, CP_SIGNALS = 4 };
+enum { CP_COMM_ABI = 4, CP_SIGNALS = 4 };
 
 struct cp_stream;
 struct cp_comm;
@@ -65,10 +65,10 @@ struct cp_comm_ops {
     /* The own counter becomes `value`, after all that was written before (release). */
     enum cp_code (*publish)(struct cp_comm *comm, int signal, uint64_t value,
                             struct cp_stream *stream);
-    /* CP_OK: that rank's counter has reached `value` in this call (acquire). CP_AGAIN: not yet.
-     * Devices enqueue the wait on `stream` and say CP_OK. */
-    enum cp_code (*reached)(struct cp_comm *comm, int peer, int signal, uint64_t value,
-                            struct cp_stream *stream);
+    /* CP_OK: those counters have all reached their values in this call (acquire). CP_AGAIN:
+     * not yet. Devices enqueue one wait for all on `stream` and say CP_OK. */
+    enum cp_code (*reached)(struct cp_comm *comm, const struct cp_comm_wait *waits,
+                            int count, struct cp_stream *stream);
     /* Before the first step of a call. On devices `call->stream` goes on once the windows
      * are free of the call before. */
     enum cp_code (*begin)(struct cp_comm *comm, const struct cp_comm_call *call);

@@ -77,12 +77,15 @@ static enum cp_code self_publish(struct cp_comm *comm, int signal, uint64_t valu
     return CP_OK;
 }
 
-static enum cp_code self_reached(struct cp_comm *comm, int peer, int signal,
-                                 uint64_t value, struct cp_stream *stream)
+static enum cp_code self_reached(struct cp_comm *comm, const struct cp_comm_wait *waits,
+                                 int count, struct cp_stream *stream)
 {
-    (void)peer;
+    bool have_all = true;
     (void)stream;
-    return has_reached(self_of(comm), signal, value) ? CP_OK : CP_AGAIN;
+    for (int i = 0; i < count && have_all; i++) {
+        have_all = has_reached(self_of(comm), waits[i].signal, waits[i].value);
+    }
+    return have_all ? CP_OK : CP_AGAIN;
 }
 
 static enum cp_code self_wait(struct cp_comm *comm, const struct cp_comm_wait *waits,

@@ -259,13 +259,6 @@ static bool has_reached(const struct comm_shm *shm, int peer, int signal,
            CP_COMM_COUNTER(shm->call, value);
 }
 
-static enum cp_code shm_reached(struct cp_comm *comm, int peer, int signal,
-                                uint64_t value, struct cp_stream *stream)
-{
-    (void)stream;
-    return has_reached(shm_of(comm), peer, signal, value) ? CP_OK : CP_AGAIN;
-}
-
 struct shm_wait {
     const struct comm_shm *shm;
     const struct cp_comm_wait *waits;
@@ -276,6 +269,18 @@ static bool is_fulfilled(const struct shm_wait *wait, int index)
 {
     const struct cp_comm_wait *one = &wait->waits[index];
     return has_reached(wait->shm, one->peer, one->signal, one->value);
+}
+
+static enum cp_code shm_reached(struct cp_comm *comm, const struct cp_comm_wait *waits,
+                                int count, struct cp_stream *stream)
+{
+    const struct shm_wait wait = {shm_of(comm), waits, count};
+    bool have_all = true;
+    (void)stream;
+    for (int i = 0; i < count && have_all; i++) {
+        have_all = is_fulfilled(&wait, i);
+    }
+    return have_all ? CP_OK : CP_AGAIN;
 }
 
 static bool any_is_fulfilled(const void *arg)

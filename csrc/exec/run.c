@@ -58,25 +58,33 @@ static int largest_group(const struct cp_schedule *schedule)
     return largest;
 }
 
-static int most_copies(const struct cp_schedule *schedule)
+static int most_in_a_row(const struct cp_schedule *schedule, enum cp_step_op op)
 {
     int most = 0;
     for (int lane = 0; lane < CP_LANES; lane++) {
         int in_a_row = 0;
         for (int32_t at = next_on_lane(schedule, lane, 0); at < schedule->step_count;
              at = next_on_lane(schedule, lane, at + 1)) {
-            in_a_row = schedule->steps[at].op == CP_STEP_COPY ? in_a_row + 1 : 0;
+            in_a_row = schedule->steps[at].op == op ? in_a_row + 1 : 0;
             most = in_a_row > most ? in_a_row : most;
         }
     }
     return most;
 }
 
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 size_t cp_run_room_bytes(const struct cp_schedule *schedule)
 {
     size_t group = (size_t)largest_group(schedule) * sizeof(struct cp_xfer);
-    size_t copies = (size_t)most_copies(schedule) * sizeof(struct cp_copy);
-    return cp_run_order_bytes(schedule) + (group > copies ? group : copies);
+    size_t copies =
+        (size_t)most_in_a_row(schedule, CP_STEP_COPY) * sizeof(struct cp_copy);
+    size_t waits =
+        (size_t)most_in_a_row(schedule, CP_STEP_AWAIT) * sizeof(struct cp_comm_wait);
+    return cp_run_order_bytes(schedule) + larger(group, larger(copies, waits));
 }
 
 static void *kernel_scratch(const struct cp_run *run)
@@ -246,47 +254,65 @@ static struct cp_copy copy_of(const struct cp_run *run, const struct cp_step *st
                                             is_of_peer(run, &step->arg[CP_ARG_DST])};
 }
 
-/* May the step at `at` be done with the copies of its lane from the cursor up to it? A
- * launch is saved; but nobody may have to wait longer for the copies before. */
-static bool joins_copies(const struct cp_run *run, int32_t at, int count)
+/* Copies that share no memory go together, with other lanes' between them in the list; waits
+ * only where they follow each other there, since nobody may wait in front of what is published
+ * in between (run_order.c). */
+static bool suits_those_before(const struct cp_run *run, int32_t at, int count)
 {
     const struct cp_schedule *schedule = run->schedule;
     const struct cp_step *step = &schedule->steps[at];
+    int32_t first = run->cursor[step->lane];
+    if (step->op == CP_STEP_AWAIT) {
+        return at == first + count;
+    }
+    bool is_free = true;
+    for (int32_t before = first; is_free && before < at;
+         before = next_on_lane(schedule, step->lane, before + 1)) {
+        is_free = cp_copies_are_free(schedule, &schedule->steps[before], step);
+    }
+    return is_free;
+}
+
+/* May the step at `at` be done with the `count` of its lane from the cursor up to it? A launch
+ * is saved; but nobody may have to wait longer for those before. */
+static bool joins(const struct cp_run *run, int32_t at, int count)
+{
+    const struct cp_step *step = &run->schedule->steps[at];
     int lane = step->lane;
-    bool joins = step->op == CP_STEP_COPY &&
+    bool joins = step->op == run->schedule->steps[run->cursor[lane]].op &&
                  !cp_run_is_awaited(run, lane, run->done[lane] + count);
     for (int other = 0; other < CP_LANES; other++) {
         joins = joins && !cp_run_must_await(run, step, other);
     }
-    for (int32_t before = run->cursor[lane]; joins && before < at;
-         before = next_on_lane(schedule, lane, before + 1)) {
-        joins = cp_copies_are_free(schedule, &schedule->steps[before], step);
-    }
-    return joins;
+    return joins && suits_those_before(run, at, count);
 }
 
-/* The copies from the cursor on that go together: their number, and they in
- * run->gathered. On the host one, since messages are looked after between two steps. */
-static int gather_copies(struct cp_run *run, int lane)
+/* How many copies, or waits, from the cursor on go together. On the host one, since messages are
+ * looked after between two steps. */
+static int count_joined(const struct cp_run *run, int lane)
 {
     const struct cp_schedule *schedule = run->schedule;
-    struct cp_copy *copies = run->gathered;
     bool may_join = cp_device_is_async(run->env.device);
     int32_t at = run->cursor[lane];
     int count = 0;
     do {
-        copies[count] = copy_of(run, &schedule->steps[at]);
         count += 1;
         at = next_on_lane(schedule, lane, at + 1);
-    } while (may_join && at < schedule->step_count && joins_copies(run, at, count));
+    } while (may_join && at < schedule->step_count && joins(run, at, count));
     return count;
 }
 
 /* `done`: how many steps that were. */
 static enum cp_code copy(struct cp_run *run, int lane, int *done)
 {
-    *done = gather_copies(run, lane);
-    return cp_spread_copy(&run->spread, run->gathered, *done, run->stream[lane]);
+    struct cp_copy *copies = run->gathered;
+    int32_t at = run->cursor[lane];
+    *done = count_joined(run, lane);
+    for (int i = 0; i < *done; i++) {
+        copies[i] = copy_of(run, &run->schedule->steps[at]);
+        at = next_on_lane(run->schedule, lane, at + 1);
+    }
+    return cp_spread_copy(&run->spread, copies, *done, run->stream[lane]);
 }
 
 static enum cp_code zero(const struct cp_run *run, const struct cp_step *step)
@@ -305,11 +331,21 @@ static enum cp_code publish(struct cp_run *run, const struct cp_step *step)
                                        run->stream[step->lane]);
 }
 
-static enum cp_code await(const struct cp_run *run, const struct cp_step *step)
+static struct cp_comm_wait wait_of(const struct cp_step *step)
+{
+    return (struct cp_comm_wait){
+        .peer = step->peer, .signal = step->signal, .value = step->value};
+}
+
+static enum cp_code await(struct cp_run *run, int lane, int *done)
 {
     struct cp_comm *comm = run->env.comm;
-    return comm->ops->reached(comm, step->peer, step->signal, step->value,
-                              run->stream[step->lane]);
+    struct cp_comm_wait *waits = run->gathered;
+    *done = count_joined(run, lane);
+    for (int i = 0; i < *done; i++) {
+        waits[i] = wait_of(&run->schedule->steps[run->cursor[lane] + i]);
+    }
+    return comm->ops->reached(comm, waits, *done, run->stream[lane]);
 }
 
 /* The steps of the group at the cursor, all on this lane: their number, and their
@@ -371,7 +407,7 @@ static enum cp_code do_step(struct cp_run *run, int lane, int *done)
     case CP_STEP_PUBLISH:
         return publish(run, step);
     case CP_STEP_AWAIT:
-        return await(run, step);
+        return await(run, lane, done);
     case CP_STEP_SEND:
     case CP_STEP_RECV:
         return exchange(run, lane, done);
@@ -509,8 +545,7 @@ static int list_waits(const struct cp_run *run, struct cp_comm_wait waits[CP_LAN
             waits[count] =
                 (struct cp_comm_wait){.is_ticket = true, .value = run->ticket[lane]};
         } else {
-            waits[count] = (struct cp_comm_wait){
-                .peer = step->peer, .signal = step->signal, .value = step->value};
+            waits[count] = wait_of(step);
         }
         count += 1;
     }

@@ -57,7 +57,7 @@ struct cp_run {
     uint64_t ticket[CP_LANES];
     void *
         gathered; /* borrowed room for the largest group of messages and the most copies
-                       of a lane in a row; what is in it counts within one step */
+                       or waits of a lane in a row; what is in it counts within one step */
     bool *is_awaited; /* [lane][steps done]: another lane waits for that, or the
                               caller does; borrowed */
 };

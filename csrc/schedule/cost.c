@@ -261,6 +261,7 @@ static struct cp_cost start_of(const struct cp_walk *walk, int rank, int lane)
         time_of(walk, rank, lane, walk->ranks[rank].lanes[lane].cursor);
     spend_until(&clock, CP_COST_HOST, at->launches * times->speeds->enqueue_s);
     if (step->op == CP_STEP_AWAIT) {
+        spend(&clock, CP_COST_COPIES, at->is_joined ? 0.0 : times->speeds->launch_s);
         int32_t publication = cp_walk_publication(walk, step);
         const struct cp_cost *published =
             &times->ranks[step->peer].steps[publication].done;
@@ -420,7 +421,21 @@ static void find_mates(const struct cp_walk *walk, int from, int to)
     }
 }
 
-/* Messages of a group are enqueued once, and so are copies of a lane in a row. */
+/* Messages of a group are enqueued once, and so are copies of a lane in a row and waits that
+ * follow each other. `before`: the step before it on its lane, or NULL. */
+static bool joins(const struct cp_step *step, const struct cp_step *before)
+{
+    if (before == NULL || cp_step_is_message(step) != cp_step_is_message(before)) {
+        return false;
+    }
+    if (cp_step_is_message(step)) {
+        return step->group == before->group;
+    }
+    return step->op == before->op &&
+           (step->op == CP_STEP_COPY ||
+            (step->op == CP_STEP_AWAIT && before == step - 1));
+}
+
 static void count_launches(const struct cp_schedule *schedule, struct step_time *times)
 {
     const struct cp_step *last[CP_LANES] = {NULL};
@@ -428,10 +443,7 @@ static void count_launches(const struct cp_schedule *schedule, struct step_time 
     for (int32_t at = 0; at < schedule->step_count; at++) {
         const struct cp_step *step = &schedule->steps[at];
         const struct cp_step *before = last[step->lane];
-        bool is_joined = before != NULL &&
-                         ((cp_step_is_message(step) && cp_step_is_message(before) &&
-                           step->group == before->group) ||
-                          (step->op == CP_STEP_COPY && before->op == CP_STEP_COPY));
+        bool is_joined = joins(step, before);
         launches += !is_joined;
         times[at].launches = launches;
         times[at].is_joined = is_joined;

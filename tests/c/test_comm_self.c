@@ -38,6 +38,12 @@ TEST(a_window_that_cannot_grow)
     comm->ops->close(&comm);
 }
 
+static enum cp_code ask(struct cp_comm *comm, int signal, uint64_t value)
+{
+    const struct cp_comm_wait wait = {.signal = signal, .value = value};
+    return comm->ops->reached(comm, &wait, 1, NULL);
+}
+
 TEST(counters_and_waits)
 {
     struct cp_comm *comm = NULL;
@@ -45,11 +51,13 @@ TEST(counters_and_waits)
     const struct cp_comm_ops *ops = comm->ops;
     struct cp_comm_wait waits[2] = {{.signal = 1, .value = 4},
                                     {.signal = 2, .value = 9}};
-    CHECK_EQ_I64(ops->reached(comm, 0, 1, 1, NULL), CP_AGAIN);
+    CHECK_EQ_I64(ask(comm, 1, 1), CP_AGAIN);
     CHECK_EQ_I64(ops->publish(comm, 1, 4, NULL), CP_OK);
-    CHECK_EQ_I64(ops->reached(comm, 0, 1, 4, NULL), CP_OK);
-    CHECK_EQ_I64(ops->reached(comm, 0, 1, 5, NULL), CP_AGAIN);
-    CHECK_EQ_I64(ops->reached(comm, 0, 2, 4, NULL), CP_AGAIN);
+    CHECK_EQ_I64(ask(comm, 1, 4), CP_OK);
+    CHECK_EQ_I64(ask(comm, 1, 5), CP_AGAIN);
+    CHECK_EQ_I64(ask(comm, 2, 4), CP_AGAIN);
+    CHECK_EQ_I64(ops->reached(comm, waits, 1, NULL), CP_OK);
+    CHECK_EQ_I64(ops->reached(comm, waits, 2, NULL), CP_AGAIN);
     CHECK_EQ_I64(ops->wait(comm, waits, 2, "attention", cp_deadline_in(0.0)), CP_OK);
     CHECK_EQ_I64(ops->wait(comm, waits + 1, 1, "attention", cp_deadline_in(0.0)),
                  CP_ERR_INTERNAL);

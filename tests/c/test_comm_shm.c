@@ -139,7 +139,7 @@ static void play(struct cp_comm *comm, struct cp_gate *gate, int rounds)
                               CP_OK)) {
                 return;
             }
-            CHECK_EQ_I64(ops->reached(comm, peer, 0, round, NULL), CP_OK);
+            CHECK_EQ_I64(ops->reached(comm, &wait, 1, NULL), CP_OK);
             const char *theirs = (const char *)ops->window(comm, peer) + 1;
             for (size_t i = 0; i < count_of(peer, round); i++) {
                 uint32_t value = 0;
@@ -308,7 +308,8 @@ TEST(a_tiny_reservation_cannot_grow)
     CHECK_EQ_I64(comm->ops->reserve(comm, 2 * page_bytes()), CP_OK);
     /* It does not overlap the counters. */
     memset(comm->ops->window(comm, 0), 1, 2 * page_bytes());
-    CHECK_EQ_I64(comm->ops->reached(comm, 0, CP_SIGNALS - 1, 1, NULL), CP_AGAIN);
+    const struct cp_comm_wait wait = {.signal = CP_SIGNALS - 1, .value = 1};
+    CHECK_EQ_I64(comm->ops->reached(comm, &wait, 1, NULL), CP_AGAIN);
     comm->ops->close(&comm);
     cp_window_close(&window);
     CHECK(window.base == NULL);

@@ -113,14 +113,14 @@ static enum cp_code noting_publish(struct cp_comm *comm, int signal, uint64_t va
     return CP_OK;
 }
 
-static enum cp_code noting_reached(struct cp_comm *comm, int peer, int signal,
-                                   uint64_t value, struct cp_stream *stream)
+static enum cp_code noting_reached(struct cp_comm *comm,
+                                   const struct cp_comm_wait *waits, int count,
+                                   struct cp_stream *stream)
 {
     (void)comm;
-    (void)peer;
-    (void)value;
+    (void)waits;
     (void)stream;
-    note("reached", signal);
+    note("reached", count);
     return CP_OK;
 }
 
@@ -365,18 +365,41 @@ TEST(in_a_capture_waits_are_behind_what_was_published)
         int out = in + 2 * ((CP_DEVICE_EVENTS - in) / CP_LANES);
         if (capture == 0) {
             (void)snprintf(want, sizeof want,
-                           "publish 0; copy 1; reached 0; record %d; publish 0; "
+                           "publish 0; copy 1; reached 1; record %d; publish 0; "
                            "record %d; await %d; await %d; ",
                            out + 1, in + 3, in + 3, out + 1);
         } else {
             (void)snprintf(want, sizeof want,
                            "record 1; await 1; await 1; publish 0; record %d; copy 1; "
-                           "await %d; reached 0; record %d; publish 0; record %d; "
+                           "await %d; reached 1; record %d; publish 0; record %d; "
                            "await %d; await %d; ",
                            in + 1, in + 1, out + 1, in + 3, in + 3, out + 1);
         }
         CHECK_EQ_STR(notes, want);
     }
+}
+
+/* But not over what is published in between. */
+TEST(waits_that_follow_each_other_go_together)
+{
+    begin();
+    notes_events = true;
+    noting_comm.ops = &signal_ops;
+    add_step(CP_STEP_AWAIT, CP_LANE_IN, 0, 0);
+    add_step(CP_STEP_AWAIT, CP_LANE_IN, 0, 0);
+    add_step(CP_STEP_AWAIT, CP_LANE_IN, 0, 0);
+    add_step(CP_STEP_PUBLISH, CP_LANE_COMPUTE, 0, 0);
+    add_step(CP_STEP_AWAIT, CP_LANE_IN, 0, 0);
+    add_step(CP_STEP_AWAIT, CP_LANE_IN, 0, 0)->after[CP_LANE_COMPUTE] = 1;
+    play(&noting_device);
+    char want[MOST_NOTES];
+    int in = CP_DEVICE_EVENT_CAPTURED + 1;
+    int compute = in + (CP_DEVICE_EVENTS - in) / CP_LANES;
+    (void)snprintf(want, sizeof want,
+                   "reached 3; publish 0; record %d; reached 1; await %d; reached 1; "
+                   "record %d; await %d; ",
+                   compute + 1, compute + 1, in + 5, in + 5);
+    CHECK_EQ_STR(notes, want);
 }
 
 TEST(the_host_looks_after_messages_between_two_copies)

@@ -156,12 +156,9 @@ TEST(forward_by_windows)
                     [TALLY_ZERO] = 1,
                 });
             /* That the call has its turn, what there is, and that the call is over; then
-             * each block. In a group that there are results, and twice each other member;
-             * then the blocks are another signal. */
-            int64_t signals = 3 + (ring - 1);
-            if (has_group) {
-                signals += 1 + 2 * (ulysses - 1) + (ring > 1);
-            }
+             * each block. In a group that there are results, and twice all other members
+             * at once; then the blocks are another signal. */
+            int64_t signals = 3 + (ring - 1) + (has_group ? 3 + (ring > 1) : 0);
             CHECK_EQ_I64(others(&costs[rank]), signals);
             CHECK_EQ_U64(costs[rank].stats.groups, 0);
         }

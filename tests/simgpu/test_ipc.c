@@ -163,7 +163,8 @@ static enum cp_code publish(struct rig *rig, int rank, uint64_t value)
 
 static enum cp_code await(struct rig *rig, int rank, int peer, uint64_t value)
 {
-    return rig->comm[rank]->ops->reached(rig->comm[rank], peer, SIGNAL, value,
+    const struct cp_comm_wait wait = {.peer = peer, .signal = SIGNAL, .value = value};
+    return rig->comm[rank]->ops->reached(rig->comm[rank], &wait, 1,
                                          stream_of(rig, rank));
 }
 

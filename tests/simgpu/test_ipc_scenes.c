@@ -100,10 +100,11 @@ TEST(hosts_that_are_calls_ahead)
 static const struct cp_comm_ops *sound[SCENE_MOST_RANKS];
 static struct cp_comm_ops slow[SCENE_MOST_RANKS];
 
-static enum cp_code reached_and_wait(struct cp_comm *comm, int peer, int signal,
-                                     uint64_t value, struct cp_stream *stream)
+static enum cp_code reached_and_wait(struct cp_comm *comm,
+                                     const struct cp_comm_wait *waits, int count,
+                                     struct cp_stream *stream)
 {
-    CP_TRY(sound[comm->rank]->reached(comm, peer, signal, value, stream));
+    CP_TRY(sound[comm->rank]->reached(comm, waits, count, stream));
     CHECK_EQ_I64(cudaDeviceSynchronize(), cudaSuccess);
     return CP_OK;
 }
