@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "schedule/head_chunks.h"
+#include "schedule/choose.h"
 #include "schedule/machine.h"
 
 enum { MOST_WORLD = 64, LINE_BYTES = 1024 };
@@ -93,7 +93,7 @@ static enum cp_code model(const struct job *job)
         return cp_fail(CP_ERR_VALUE, "no speeds for generation %d", job->generation);
     }
     CP_TRY(make_plan(job, &plan));
-    enum cp_code code = cp_head_chunks_choose(plan, job->transport);
+    enum cp_code code = cp_schedule_choose(plan, job->transport);
     for (int rank = 0; rank < world && code == CP_OK; rank++) {
         code = cp_schedule_create(plan, rank, job->transport, &schedules[rank]);
     }

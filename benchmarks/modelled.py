@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.modelled`` walks the schedules of all ranks with the speeds of csrc/schedule/machine.c
 (benchmarks/model_schedule.c), for NCCL and for windows between GPUs (ipc), with the heads in one chunk and in as many
-as calls choose (csrc/schedule/head_chunks.c). diffusers' sequence is what its own code asks for
+as calls choose (csrc/schedule/choose.c). diffusers' sequence is what its own code asks for
 (benchmarks/upstream_costs.py), by the same speeds. ``--check`` fails where docs/gpu-results.md has other tables.
 """
 

@@ -12,7 +12,7 @@ TESTED_ELSEWHERE = {
     "last_error": "test_status",
     "mask_axis": "test_agree: the axes are read from records",
     "builder": "test_schedule and test_verify: every schedule is built with it",
-    "machine": "test_cost: numbers, and test_head_chunks asks for them",
+    "machine": "test_cost: numbers, and test_choose asks for them",
     "walk": "test_verify and test_cost, which walk with it",
     "schedule_create": "test_schedule and test_verify: all schedules are made by it",
     "run_order": "test_run_copies, and the simulated GPUs under ThreadSanitizer",

@@ -13,7 +13,7 @@
 #include "exec/side.h"
 #include "kernel/kernel.h"
 #include "plan/agree.h"
-#include "schedule/head_chunks.h"
+#include "schedule/choose.h"
 
 enum { SIDES = CP_ON_ACCELERATOR + 1 };
 
@@ -270,7 +270,7 @@ static enum cp_code make_entry(const struct cp_context *context,
         CP_TRY(select_kernel(context, call, &entry->kernel, &format));
     }
     CP_TRY(cp_plan_create(context->records, context->world, &format, &entry->plan));
-    CP_TRY(cp_head_chunks_choose(entry->plan, transport));
+    CP_TRY(cp_schedule_choose(entry->plan, transport));
     return cp_schedule_create(entry->plan, context->rank, transport, &entry->schedule);
 }
 

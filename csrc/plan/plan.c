@@ -166,6 +166,8 @@ static enum cp_code fill(struct cp_plan *plan, const struct cp_record *records,
     plan->ring = records[0].call.ring_degree;
     plan->ulysses = records[0].call.ulysses_degree;
     plan->chunks = 1;
+    plan->rotate = records[0].call.rotate == CP_ROTATE_ALLGATHER ? CP_ROTATE_ALLGATHER
+                                                                 : CP_ROTATE_ALLTOALL;
     if ((int64_t)plan->ring * plan->ulysses != plan->world) {
         return cp_fail(CP_ERR_INTERNAL,
                        "ring_degree %d times ulysses_degree %d is not %d ranks",

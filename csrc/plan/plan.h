@@ -43,7 +43,10 @@ struct cp_plan {
     int64_t heads_per_kv;      /* H / H_kv */
     int chunks; /* in which attention cuts the heads of every rank, so that one moves while
                    another is met; at least 1. As many as were asked for; where nobody did,
-                   schedule/head_chunks.h may still say so */
+                   schedule/choose.h may still say so */
+    enum cp_rotate
+        rotate; /* how blocks of a ring come, never AUTO: one by one (ALLTOALL)
+                              where nobody has said it, or as that file says */
     enum cp_axis_kind mask_rows, mask_keys;
     double scale;
     /* shard, gather, reduce_scatter: the tensor as (outer, rows, 1, inner) */

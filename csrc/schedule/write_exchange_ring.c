@@ -125,7 +125,7 @@ void cp_exchange_declare_blocks(struct cp_exchange *x)
 
 bool cp_exchange_is_allgather(const struct cp_exchange *x)
 {
-    return x->w.call->rotate == CP_ROTATE_ALLGATHER;
+    return x->w.plan->rotate == CP_ROTATE_ALLGATHER;
 }
 
 int cp_exchange_block_at(const struct cp_exchange *x, int j)

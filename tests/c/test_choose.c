@@ -1,7 +1,7 @@
-/* In how many chunks of heads calls are cut that nobody has told: by what all ranks know of
- * each other. */
+/* In how many chunks of heads calls are cut that nobody has told, and how blocks of a ring
+ * come: by what all ranks know of each other. */
 #include "base/mem.h"
-#include "schedule/head_chunks.h"
+#include "schedule/choose.h"
 #include "schedule/machine.h"
 #include "test.h"
 
@@ -12,6 +12,7 @@ struct shape {
     enum cp_op op;
     int ring, ulysses;
     int64_t rows, heads, chunks, generation;
+    enum cp_rotate rotate;
 };
 
 static const struct shape flux = {
@@ -31,12 +32,15 @@ static void fill(const struct shape *shape, struct cp_record records[MOST])
         call->value_dim = 128;
         call->ring_degree = shape->ring;
         call->ulysses_degree = shape->ulysses;
+        call->rotate = (int32_t)shape->rotate;
         records[rank].sizes[CP_SIZE_Q_ROWS] = shape->rows;
         records[rank].sizes[CP_SIZE_KV_ROWS] = shape->rows;
         records[rank].sizes[CP_SIZE_HEAD_CHUNKS] = shape->chunks;
         records[rank].sizes[CP_SIZE_GENERATION] = shape->generation;
     }
 }
+
+static enum cp_rotate rotate; /* that was chosen last */
 
 static enum cp_code choose_of(const struct cp_record *records,
                               enum cp_transport transport, int *chunks)
@@ -47,8 +51,9 @@ static enum cp_code choose_of(const struct cp_record *records,
     CP_TRY(cp_plan_create(records,
                           records[0].call.ring_degree * records[0].call.ulysses_degree,
                           &format, &plan));
-    enum cp_code code = cp_head_chunks_choose(plan, transport);
+    enum cp_code code = cp_schedule_choose(plan, transport);
     *chunks = plan->chunks;
+    rotate = plan->rotate;
     cp_plan_destroy(&plan);
     return code;
 }
@@ -105,6 +110,48 @@ TEST(one_chunk_where_the_speeds_are_not_known)
     CHECK_EQ_I64(chunks, 1);
     shape.ulysses = 24; /* no host has as many */
     CHECK_EQ_I64(chosen(&shape, CP_TWO_SIDED), 1);
+}
+
+/* Where a hop takes longer than a block, hops one after the other are the call. */
+TEST(blocks_come_at_once_where_hops_are_longer_than_blocks)
+{
+    struct shape ring = flux;
+    ring.ring = 8;
+    ring.ulysses = 1;
+    ring.generation = H100;
+    CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLTOALL);
+    ring.rows = 64;
+    CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLGATHER);
+    ring.rotate = CP_ROTATE_ALLTOALL; /* somebody has said it */
+    CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLTOALL);
+    ring.rotate = CP_ROTATE_AUTO;
+    ring.generation = 0; /* the host */
+    CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLTOALL);
+    ring.generation = H100;
+    CHECK_EQ_I64(chosen(&ring, CP_FETCH), 1); /* all read what they need */
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLTOALL);
+    ring.ring = 2; /* one hop */
+    CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+    CHECK_EQ_I64(rotate, CP_ROTATE_ALLTOALL);
+}
+
+/* 8 * 2730 rows of 24 heads of 2 * 128 numbers of 2 bytes. */
+TEST(blocks_that_take_too_much_memory_come_one_by_one)
+{
+    struct shape ring = flux;
+    ring.ring = 8;
+    ring.ulysses = 1;
+    ring.op = CP_OP_ATTENTION_BACKWARD;
+    ring.generation = L20;
+    for (ring.rows = 64; ring.rows <= 4096; ring.rows += 64) {
+        CHECK_EQ_I64(chosen(&ring, CP_TWO_SIDED), 1);
+        CHECK(ring.rows * 8 * 24 * 2 * 128 * 2 < 256 << 20 ||
+              rotate == CP_ROTATE_ALLTOALL);
+    }
 }
 
 TEST(what_was_asked_for_stays)
