@@ -84,9 +84,9 @@ def _functions(backend):
 
 
 def _readable(x):
-    """Return x, or a copy of it where its rows are not whole 16-byte words, as these kernels read them."""
+    """Return x, or a copy where its rows are no whole 16-byte words of their own, as these kernels read them."""
     strides = [stride * x.itemsize for size, stride in zip(x.shape[:-1], x.stride(), strict=False) if size > 1]
-    is_readable = x.stride(-1) == 1 and not any(number % 16 for number in (x.data_ptr(), *strides))
+    is_readable = x.stride(-1) == 1 and not any(number % 16 for number in (x.data_ptr(), *strides)) and all(strides)
     return x if is_readable else x.clone(memory_format=torch.contiguous_format)
 
 

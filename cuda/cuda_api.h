@@ -9,9 +9,9 @@
 extern "C" {
 #endif
 
-/* Which copies from a peer's memory, or into it, the GPU's copy engine does, beside kernels that go on
- * computing: those in one piece of so many bytes, and planes of so many, of rows of so many.
- * Others are done by a kernel, which begins sooner. INT64_MAX: none. */
+/* Which copies from a peer's memory, or into it, the GPU's copy engine does, beside kernels
+ * that go on computing: those in one piece of so many bytes, and planes of so many, of rows of
+ * so many. Others are done by a kernel, which begins sooner. INT64_MAX: none. */
 struct cp_copy_engine {
     int64_t least_piece, least_plane, least_row;
 };

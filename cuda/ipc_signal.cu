@@ -44,6 +44,22 @@ __device__ bool is_odd(const cp_ipc_ends &ends, int peer)
     return true;
 }
 
+/* Is the peer in none of its calls? */
+__device__ bool is_outside(const cp_ipc_ends &ends, int peer)
+{
+    return cp_load_system(&own_inbox(ends)->from[peer][CP_IPC_LEFT]) >=
+           epoch_of(ends, peer);
+}
+
+/* Need this wait not go on? In a broken context a call still waits for its turn, lest it
+ * write to a peer that is in the call before. */
+__device__ bool is_given_up(const cp_ipc_ends &ends, int peer, bool is_inside)
+{
+    uint64_t over = cp_load_system(&ends.desk->is_over);
+    return (over & CP_IPC_OVER_TURNS) != 0 ||
+           ((over & CP_IPC_OVER_INSIDE) != 0 && (is_inside || is_outside(ends, peer)));
+}
+
 __device__ void wait(const cp_ipc_ends &ends, int peer, int signal, uint64_t value,
                      uint64_t call)
 {
@@ -53,14 +69,13 @@ __device__ void wait(const cp_ipc_ends &ends, int peer, int signal, uint64_t val
     unsigned pause_ns = FIRST_PAUSE_NS, looks = 0;
     bool is_over = false;
     bool is_inside = signal != CP_IPC_LEFT; /* of an epoch */
-    uint64_t over = is_inside ? CP_IPC_OVER_INSIDE : CP_IPC_OVER_TURNS;
     while (cp_load_system(counter) < value && !is_over) {
         looks += 1;
         if (looks % LOOKS == 0) {
             cp_store_system(&note->call, call);
             cp_store_system(&note->value, value);
             is_over = (is_inside && is_odd(ends, peer)) ||
-                      (cp_load_system(&ends.desk->is_over) & over) != 0;
+                      is_given_up(ends, peer, is_inside);
         }
         __nanosleep(pause_ns);
         pause_ns = pause_ns < LONGEST_PAUSE_NS ? 2 * pause_ns : LONGEST_PAUSE_NS;

@@ -51,8 +51,8 @@ struct cp_ipc_note {
     uint64_t value; /* 0: nothing. Written with release, read with acquire */
 };
 
-/* Waits that nobody waits for any more: for what a call brings, and for others to leave the
- * call before. */
+/* Waits that nobody waits for any more: for what a call brings, and for turns too, which is
+ * for peers to leave the call before. */
 enum cp_ipc_over { CP_IPC_OVER_INSIDE = 1, CP_IPC_OVER_TURNS = 2 };
 
 /* In the host's memory, seen by the GPU. All-zero is the initial state. */

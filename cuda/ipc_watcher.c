@@ -21,8 +21,6 @@ static const int look_ms = 50;
 static const int idle_look_ms = 100;
 /* For what a dead peer has given its GPU, or its GPU us. */
 static const int64_t dead_ns = 500000000;
-/* For calls to end whose waits have been ended. */
-static const int64_t turn_ns = 1000000000;
 /* For outstanding work to end when the communicator closes, by itself and once its waits
  * have been ended. */
 static const int64_t drain_ns = 1000000000;
@@ -188,11 +186,12 @@ static enum cp_code look(struct cp_ipc_watcher *watcher)
     return look_at_waits(watcher, is_awaited ? on_gpu : in_graph);
 }
 
-/* In a broken context a call still waits for its turn, lest it write to somebody who is in
- * the call before. Those under way end by themselves, since their waits have been ended;
- * whoever has not left his call a while after that is not going to. */
+/* In a broken context a call still waits for peers to leave the call before. They do so by
+ * themselves, since their waits have been ended, as soon as their kernels have; but not the
+ * dead, and nobody for longer than any wait may take. */
 static void end_turns(struct cp_ipc_watcher *watcher)
 {
+    struct cp_watch *watch = watcher->watch;
     int64_t now_ns = cp_now_ns();
     if (load(&watcher->desk->is_over) == 0) {
         return;
@@ -200,7 +199,15 @@ static void end_turns(struct cp_ipc_watcher *watcher)
     if (watcher->broken_ns == 0) {
         watcher->broken_ns = now_ns;
     }
-    if (now_ns - watcher->broken_ns >= turn_ns) {
+    int64_t broken_ns = now_ns - watcher->broken_ns;
+    bool is_over = (double)broken_ns * 1e-9 > watcher->timeout;
+    for (int rank = 0; rank < watch->world; rank++) {
+        bool is_awaited = load(&watcher->desk->note[rank][CP_IPC_LEFT].value) != 0;
+        is_over =
+            is_over || (rank != watch->rank && is_awaited && broken_ns > dead_ns &&
+                        watch->is_dead(watch->peers, rank));
+    }
+    if (is_over) {
         end_all_waits(watcher);
     }
 }

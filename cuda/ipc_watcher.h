@@ -85,7 +85,8 @@ CP_NODISCARD enum cp_code cp_ipc_watcher_end(struct cp_ipc_watcher *watcher,
                                              struct cp_stream *const *streams,
                                              int count);
 
-/* After the context has been poisoned: ends all waits, those for turns a second later. */
+/* After the context has been poisoned: ends all waits, but for peers that are in the call
+ * before. */
 void cp_ipc_watcher_break(struct cp_ipc_watcher *watcher);
 
 /* Frees everything and leaves NULL; accepts NULL. Work that is outstanding gets a second

@@ -1,8 +1,8 @@
 /* torch's attention ops behind the kernel table: a block, or a piece of a causal one, that
  * one of them takes is answered by it and merged, or its gradients are added; any other
- * goes to our own kernels. States are the plain kernel's, so neither ranks nor
- * blocks need agree who computes. What torch makes is in memory of its own allocator until
- * it is merged or added. */
+ * goes to our own kernels. States are the plain kernel's, so neither ranks nor blocks need
+ * agree who computes. What torch makes is in memory of its own allocator until it is merged
+ * or added. */
 #include "kernel_torch.h"
 
 #include <limits.h>
@@ -62,14 +62,15 @@ static int64_t group_of(const struct cp_place *place, int64_t heads, int64_t kv_
     return run.heads == heads && run.kv_heads == kv_heads ? heads / kv_heads : 0;
 }
 
-/* Strides of axes with one place are of no account, and may be anything. */
+/* Strides of axes with one place are of no account, and may be anything. Places that lie on each
+ * other no op is asked to read. */
 static bool is_aligned(const struct cp_view *view)
 {
     bool is = is_whole_words((int64_t)(intptr_t)view->data) &&
               view->stride[3] == cp_dtype_bytes(view->dtype);
     for (int axis = 0; axis < 3; axis++) {
         is = is && (view->n[axis] == 1 ||
-                    (view->stride[axis] >= 0 && is_whole_words(view->stride[axis])));
+                    (view->stride[axis] > 0 && is_whole_words(view->stride[axis])));
     }
     return is;
 }

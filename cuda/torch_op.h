@@ -16,7 +16,8 @@ struct cp_torch_block {
     int generation;        /* of the GPU: 80 for sm_80 */
     int64_t cudnn_version; /* as in struct cp_torch */
     enum cp_backend backend; /* of the call: its own op goes before the others */
-    bool is_aligned; /* rows are 16-byte words, numbers side by side, none backwards */
+    bool is_aligned; /* rows are 16-byte words, numbers side by side, none backwards or
+                        repeated */
     bool has_mask;
     bool is_gradient; /* its gradients are asked for */
     bool has_dlse;    /* as in struct cp_grad_args */

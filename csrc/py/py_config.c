@@ -502,6 +502,8 @@ PyDoc_STRVAR(
     "    float64). The kernels here always do.\n"
     "rotate_method : {'auto', 'allgather', 'alltoall'}\n"
     "    How keys and values travel in the ring: all at once, or block by block.\n"
+    "    'auto': block by block; on GPUs of one host whose speeds are known all at\n"
+    "    once where a model of the call finds that faster.\n"
     "mesh : torch DeviceMesh or None\n"
     "    Its dimensions \"ring\" and \"ulysses\" are looked up by name; others are\n"
     "    allowed.\n"

@@ -1,7 +1,8 @@
 /* Writes and walks the schedules of all ranks for each way to run. */
+#include "schedule/choose.h"
+
 #include <math.h>
 
-#include "schedule/choose.h"
 #include "schedule/machine.h"
 
 enum {

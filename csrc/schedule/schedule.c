@@ -20,6 +20,15 @@ static const char *const role_names[CP_TENSORS] = {
     "q",    "k",  "v",  "mask", "out",   "lse",   "dout",
     "dlse", "dq", "dk", "dv",   "delta", "whole", "share"};
 
+const char *cp_transport_name(enum cp_transport transport)
+{
+    static const char *const names[] = {[CP_PULL] = "pull",
+                                        [CP_FETCH] = "fetch",
+                                        [CP_PUSH] = "push",
+                                        [CP_TWO_SIDED] = "two-sided"};
+    return transport <= CP_TWO_SIDED ? names[transport] : "?";
+}
+
 const char *cp_step_name(enum cp_step_op op)
 {
     return op < CP_STEP_OPS ? step_names[op] : "?";

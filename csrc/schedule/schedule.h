@@ -39,9 +39,9 @@ enum cp_tensor_role {
 };
 
 enum cp_buffer_kind {
-    CP_BUFFER_INPUT,   /* the caller's tensor `role`, read only */
-    CP_BUFFER_OUTPUT,  /* the caller's tensor `role` */
-    CP_BUFFER_WINDOW,  /* in the window of `owner`; others than that may COPY into it */
+    CP_BUFFER_INPUT,  /* the caller's tensor `role`, read only */
+    CP_BUFFER_OUTPUT, /* the caller's tensor `role` */
+    CP_BUFFER_WINDOW, /* in the window of `owner`; with CP_PUSH others may COPY into it */
     CP_BUFFER_SCRATCH, /* in this rank's workspace */
 };
 
@@ -129,16 +129,6 @@ static inline bool cp_step_is_message(const struct cp_step *step)
     return step->op == CP_STEP_SEND || step->op == CP_STEP_RECV;
 }
 
-struct cp_schedule {
-    const struct cp_plan *plan; /* borrowed; outlives the schedule */
-    int rank;
-    struct cp_buffer *buffers;
-    struct cp_step *steps; /* in an order that respects `after` when run one by one */
-    int32_t buffer_count, step_count;
-    int64_t window_bytes;  /* of the own window */
-    int64_t scratch_bytes; /* of the workspace */
-};
-
 /* How the steps reach what other ranks have. */
 enum cp_transport {
     CP_PULL,  /* windows; keys are met where they lie */
@@ -146,6 +136,17 @@ enum cp_transport {
     CP_PUSH, /* windows; ranks also write into those of others, where it spares a copy: in
                   a Ulysses group. As CP_FETCH otherwise */
     CP_TWO_SIDED, /* sends and receives */
+};
+
+struct cp_schedule {
+    const struct cp_plan *plan; /* borrowed; outlives the schedule */
+    int rank;
+    enum cp_transport transport;
+    struct cp_buffer *buffers;
+    struct cp_step *steps; /* in an order that respects `after` when run one by one */
+    int32_t buffer_count, step_count;
+    int64_t window_bytes;  /* of the own window */
+    int64_t scratch_bytes; /* of the workspace */
 };
 
 /* Writes the schedule of `rank`. CP_ERR_NO_MEMORY, or CP_ERR_VALUE where a size
@@ -163,6 +164,7 @@ const struct cp_panel *cp_schedule_panel(const struct cp_plan *plan,
 int64_t cp_box_bytes(const struct cp_schedule *schedule, const struct cp_box *box);
 
 const char *cp_step_name(enum cp_step_op op);
+const char *cp_transport_name(enum cp_transport transport);
 /* One line a buffer and a step. */
 void cp_schedule_print(const struct cp_schedule *schedule, FILE *file);
 

@@ -28,8 +28,8 @@ static enum cp_code write_attention(const struct cp_plan *plan, int rank,
                       : cp_write_pull_backward(plan, rank, transport, out);
 }
 
-enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
-                                enum cp_transport transport, struct cp_schedule **out)
+static enum cp_code write_any(const struct cp_plan *plan, int rank,
+                              enum cp_transport transport, struct cp_schedule **out)
 {
     switch ((enum cp_op)plan->signature.call.op) {
     case CP_OP_ATTENTION:
@@ -49,4 +49,12 @@ enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
     }
     return cp_fail(CP_ERR_INTERNAL, "operation %d has no schedule",
                    (int)plan->signature.call.op);
+}
+
+enum cp_code cp_schedule_create(const struct cp_plan *plan, int rank,
+                                enum cp_transport transport, struct cp_schedule **out)
+{
+    CP_TRY(write_any(plan, rank, transport, out));
+    (*out)->transport = transport;
+    return CP_OK;
 }

@@ -90,15 +90,17 @@ static enum cp_code check_box(const struct cp_verify_at *at, int arg,
 }
 
 /* Who may write what. */
-static enum cp_code check_written(const struct cp_verify_at *at, int arg,
+static enum cp_code check_written(const struct cp_schedule *schedule,
+                                  const struct cp_verify_at *at, int arg,
                                   const struct cp_buffer *buffer)
 {
+    bool may_put = schedule->transport == CP_PUSH && at->op == CP_STEP_COPY;
     if (buffer->kind == CP_BUFFER_INPUT) {
         return cp_verify_fail(at, "arg %d writes a tensor that the caller only lent",
                               arg);
     }
-    if (buffer->owner != at->rank && at->op != CP_STEP_COPY) {
-        return cp_verify_fail(at, "arg %d computes in the window of rank %d", arg,
+    if (buffer->owner != at->rank && !may_put) {
+        return cp_verify_fail(at, "arg %d writes in the window of rank %d", arg,
                               (int)buffer->owner);
     }
     return CP_OK;
@@ -127,7 +129,7 @@ static enum cp_code gather_args(const struct cp_schedule *schedule, struct args 
         const struct cp_buffer *buffer = &schedule->buffers[box->buffer];
         CP_TRY(check_box(at, arg, buffer, box));
         if ((takes.writes & BIT(arg)) != 0) {
-            CP_TRY(check_written(at, arg, buffer));
+            CP_TRY(check_written(schedule, at, arg, buffer));
         }
         args->box[arg] = box;
         args->shape[arg] = cp_verify_shape(schedule->plan, buffer);

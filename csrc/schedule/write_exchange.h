@@ -29,10 +29,10 @@
  * the order posted.
  *
  * Over windows the same copies that make a parcel put it where it belongs, in the window of
- * the member that needs it: that is all there is of the exchange but for a signal, and no
- * kernel reads over the link. Results lie in the window of who made them, and are fetched
- * into the caller's tensor, on lane `out`; so are blocks of the ring, from where the group
- * put them. Chunks have places of their own, all free when a call starts.
+ * the member that needs it: that is all there is of the exchange but for a signal. Results
+ * lie in the window of who made them, and are fetched from there into the caller's tensor, on
+ * lane `out`, or added up where heads meet; blocks of the ring are fetched from where the
+ * group put them. Chunks have places of their own in windows, all free when a call starts.
  *
  * Heads may be cut in chunks (plan.h), one after the other, so that one is exchanged while the
  * one before it is met and the one before that goes back. For three of them:
@@ -40,7 +40,7 @@
  *     lane in        bring 0   bring 1   give back 0   bring 2   give back 1   give back 2
  *     compute                  meet 0    meet 1                  meet 2
  *
- * What a chunk makes is in memory of its own, or of the chunk but one before it. Lane `in`
+ * What a chunk makes in the workspace is in memory of its own, or of the chunk but one before it. Lane `in`
  * comes to that only behind what the chunk before gave back, and both lanes wait there for
  * each other. */
 #ifndef CP_SCHEDULE_WRITE_EXCHANGE_H

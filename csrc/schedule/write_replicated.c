@@ -31,9 +31,10 @@ static void attend_keys(struct cp_writer *w, int32_t state)
     struct cp_box k = cp_writer_box(w, input(w, CP_TENSOR_K));
     struct cp_box v = cp_writer_box(w, input(w, CP_TENSOR_V));
     int64_t start = w->scratch.bytes;
-    for (int64_t first = 0; first < all.count; first += PACKED_KEYS) {
+    int64_t most = w->packs ? PACKED_KEYS : all.count;
+    for (int64_t first = 0; first < all.count; first += most) {
         int64_t rest = all.count - first;
-        int64_t keys = w->packs && rest > PACKED_KEYS ? PACKED_KEYS : rest;
+        int64_t keys = rest < most ? rest : most;
         struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
         if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
             return; /* nor is any behind it */

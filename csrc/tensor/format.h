@@ -1,9 +1,9 @@
 /* A kernel's packed layouts as plain numbers, so that plans can size buffers without
  * knowing the kernel.
  *
- * Packed K and V, unless keys are met as they are, and the running state consist of one panel per (batch, head); a
- * panel of `rows` rows takes round_up(rows, align) * row_bytes bytes. Panels start at
- * multiples of CP_PANEL_ALIGN. */
+ * Packed K and V, unless keys are met as they are, and the running state consist of one
+ * panel per (batch, head); a panel of `rows` rows takes round_up(rows, align) * row_bytes
+ * bytes. Panels start at multiples of CP_PANEL_ALIGN. */
 #ifndef CP_TENSOR_FORMAT_H
 #define CP_TENSOR_FORMAT_H
 

@@ -8,8 +8,6 @@
 #include "plan/agree.h"
 
 enum { FACTORINGS = 50, OPS = 4, ROADS = 5, VARIANTS = 2 };
-/* Format of a kernel that meets keys as they are. */
-enum { PLAIN_KEYS = 2 };
 
 /* splitmix64, as in test.h. */
 static uint64_t next(uint64_t *state)
@@ -136,7 +134,7 @@ static void draw_attention(uint64_t *state, struct grid_case *grid, bool is_even
     call->is_causal = one_in(state, 2);
     call->want_lse = one_in(state, 2);
     call->kv_replicated = one_in(state, 8);
-    call->format = draw(state, 0, 3) == 0 ? PLAIN_KEYS : 1;
+    call->format = draw(state, 0, 3) == 0 ? GRID_PLAIN_KEYS : 1;
     double scale = 1.0 / sqrt((double)call->head_dim);
     memcpy(&call->scale_bits, &scale, sizeof call->scale_bits);
     draw_rows(state, grid->world, is_even && call->kv_replicated == 0, q);
@@ -246,7 +244,6 @@ static int print_rows(const struct grid_case *grid, enum cp_size size, char *tex
 
 void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
 {
-    static const char *const names[] = {"pull", "fetch", "two-sided"};
     const struct cp_call *call = &grid->records[0].call;
     bool is_cut = call->op == CP_OP_GATHER || call->op == CP_OP_REDUCE_SCATTER;
     char what[160];
@@ -259,7 +256,7 @@ void grid_print(const struct grid_case *grid, char text[GRID_TEXT])
         text, GRID_TEXT,
         "case %lld: R=%d U=%d %s rotate %d %s, %d chunks, rows %s, keys %s, rank 0: %s",
         (long long)grid->number, (int)call->ring_degree, (int)call->ulysses_degree,
-        names[grid->transport], (int)call->rotate,
+        cp_transport_name(grid->transport), (int)call->rotate,
         call->variant == CP_EVEN ? "even" : "anything",
         (int)grid->records[0].sizes[CP_SIZE_HEAD_CHUNKS], rows[0], rows[1], what);
 }
@@ -270,7 +267,7 @@ struct cp_format grid_format(const struct cp_call *call)
     int64_t sum_bytes = cp_dtype_bytes(cp_dtype_sum((enum cp_dtype)call->dtype));
     struct cp_format format = {
         .id = call->format,
-        .has_plain_keys = call->format == PLAIN_KEYS,
+        .has_plain_keys = call->format == GRID_PLAIN_KEYS,
         .k = {.row_align = 4, .row_bytes = call->head_dim * bytes},
         .v = {.row_align = 1, .row_bytes = call->value_dim * bytes},
         .state = {.row_align = 8, .row_bytes = (call->value_dim + 2) * sum_bytes},

@@ -30,6 +30,8 @@ void grid_make_like(int world, enum cp_transport transport, int64_t number,
 void grid_print(const struct grid_case *grid, char text[GRID_TEXT]);
 
 /* A packed layout that stands for a kernel's where none runs. */
+/* `call->format` of a kernel that meets keys as they are; 1: of one that packs. */
+enum { GRID_PLAIN_KEYS = 2 };
 struct cp_format grid_format(const struct cp_call *call);
 
 /* What the mask adds to the score of global row and key; -INFINITY: hidden, one value in

@@ -656,6 +656,22 @@ static void write_at_peer(struct cp_schedule *const *s)
     the_step(s, 1, CP_STEP_PACK, 0)->arg[CP_ARG_DST] = step->arg[CP_ATTEND_K];
 }
 
+/* The host has it mapped for reading. */
+static void copy_to_peer(struct cp_schedule *const *s)
+{
+    struct cp_step *step = the_step(s, 1, CP_STEP_COPY, 0);
+    struct cp_box *to = &step->arg[CP_ARG_DST];
+    for (int32_t i = 0; i < s[1]->buffer_count; i++) {
+        const struct cp_buffer *buffer = &s[1]->buffers[i];
+        if (buffer->kind == CP_BUFFER_WINDOW && buffer->owner == 0 &&
+            memcmp(buffer->n, s[1]->buffers[to->buffer].n, sizeof buffer->n) == 0 &&
+            buffer->layout == CP_LAYOUT_PLAIN) {
+            to->buffer = i;
+            return;
+        }
+    }
+}
+
 static void write_input(struct cp_schedule *const *s)
 {
     struct cp_step *step = the_step(s, 1, CP_STEP_PACK, 0);
@@ -985,7 +1001,9 @@ static const struct planted planted[] = {
     {"peer's offset", wrong_peer_offset, CP_OP_ATTENTION, 2, CP_PULL, "rank 1",
      "in the window of rank"},
     {"written at a peer", write_at_peer, CP_OP_ATTENTION, 2, CP_PULL, "rank 1 step",
-     "computes in the window of"},
+     "writes in the window of"},
+    {"copied to a peer", copy_to_peer, CP_OP_ATTENTION, 2, CP_PULL, "rank 1 step",
+     "writes in the window of"},
     {"put unawaited", not_brought, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
      "nothing orders the two"},
     {"put unawaited, backward", not_brought, CP_OP_ATTENTION_BACKWARD, 1, CP_PUSH,
@@ -995,6 +1013,8 @@ static const struct planted planted[] = {
     {"put behind the signal", signal_first, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
      "nothing orders the two"},
     {"put where another puts", put_where_another_puts, CP_OP_ATTENTION, 1, CP_PUSH,
+     "rank ", "nothing orders the two"},
+    {"sum of a put gradient unawaited", drop_made, CP_OP_ATTENTION_BACKWARD, 1, CP_PUSH,
      "rank ", "nothing orders the two"},
     {"result unawaited", drop_made, CP_OP_ATTENTION, 1, CP_PUSH, "rank ",
      "nothing orders the two"},
@@ -1118,7 +1138,8 @@ TEST(planted_faults)
 TEST(keys_in_pieces)
 {
     int64_t schedules = 0;
-    for (int is_causal = 0; is_causal < 2; is_causal++) {
+    for (int kind = 0; kind < 4; kind++) {
+        bool is_causal = kind % 2 != 0, is_plain = kind / 2 != 0;
         struct grid_case grid;
         struct set set;
         plant(&grid, CP_OP_ATTENTION, 2, CP_PULL);
@@ -1129,6 +1150,7 @@ TEST(keys_in_pieces)
             record->call.mask_heads = 1;
             record->call.is_causal = is_causal;
             record->call.kv_replicated = 1;
+            record->call.format = is_plain ? GRID_PLAIN_KEYS : 1;
             record->sizes[CP_SIZE_Q_ROWS] = 2 + 900 * rank;
             record->sizes[CP_SIZE_KV_ROWS] = 5000;
             record->sizes[CP_SIZE_MASK_ROWS] = 1;
@@ -1137,13 +1159,14 @@ TEST(keys_in_pieces)
         if (set_create(&set, &grid)) {
             const struct set *calls[] = {&set, &set};
             check_verified(calls, 2, &schedules);
-            /* Rows 2 to 3 of the causal call meet one piece, row 5000 three. */
+            /* Rows 2 to 3 of the causal call meet one piece, row 5000 three; or all as
+             * they are. */
             for (int rank = 0; rank < grid.world; rank++) {
                 int64_t last =
                     set.plan->q_rows[rank].first + set.plan->q_rows[rank].count - 1;
-                int pieces = is_causal != 0 && last < 2048   ? 1
-                             : is_causal != 0 && last < 4096 ? 2
-                                                             : 3;
+                int pieces = is_plain || (is_causal && last < 2048) ? 1
+                             : is_causal && last < 4096             ? 2
+                                                                    : 3;
                 int32_t found =
                     find_step(set.schedules[rank], CP_STEP_ATTEND, pieces - 1);
                 CHECK(found >= 0 &&
@@ -1152,7 +1175,7 @@ TEST(keys_in_pieces)
             set_destroy(&set);
         }
     }
-    CHECK_EQ_I64(schedules, 2 * 2 * 4);
+    CHECK_EQ_I64(schedules, 4 * 2 * 4);
 }
 
 /* Rows that meet no key at all: no step attends, and what would order others is missing. */

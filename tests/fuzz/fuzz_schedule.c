@@ -367,14 +367,13 @@ static enum cp_code prove(const struct scene scenes[2], int count,
 static void check_proved(const struct scene scenes[2], int count,
                          enum cp_transport transport)
 {
-    static const char *const names[] = {"pull", "fetch", "two-sided"};
     char text[2][200];
     cp_call_print(&scenes[0].records[0], text[0], sizeof text[0]);
     cp_call_print(&scenes[1].records[0], text[1], sizeof text[1]);
     FUZZ_CHECK(prove(scenes, count, transport) == CP_OK,
                "%d ranks, R=%d, %s, %d calls, rank 0: %s; %s: %s", scenes[0].world,
-               (int)scenes[0].records[0].call.ring_degree, names[transport], count,
-               text[0], count > 1 ? text[1] : "-", cp_last_error()->text);
+               (int)scenes[0].records[0].call.ring_degree, cp_transport_name(transport),
+               count, text[0], count > 1 ? text[1] : "-", cp_last_error()->text);
 }
 
 /* ---- the modes ---- */

@@ -185,7 +185,8 @@ TEST(the_table_says_why_not)
     refused(block, "flash", "it does not take this dtype");
     block = good_block();
     block.is_aligned = false;
-    refused(block, "cudnn", "it needs rows of whole 16-byte words, none backwards");
+    refused(block, "cudnn",
+            "it needs rows of whole 16-byte words, none backwards or repeated");
     block = good_block();
     block.has_mask = true;
     refused(block, "efficient", "it is given no mask");
@@ -433,12 +434,20 @@ TEST(keys_that_an_op_cannot_read_are_the_own_kernels)
 {
     struct rig rig;
     REQUIRE(rig_open(&rig));
+    int64_t row = rig.args.v.stride[1];
     rig.args.k.data += 2;
     rig.args.k.n[1] -= 1;
     rig.args.v.n[1] -= 1;
     CHECK(rig_attend(&rig) == CP_OK);
     CHECK_NEAR(rig_sum(&rig), ROWS - 1, 1e-4);
+    rig.args.k.data -= 2;
+    rig.args.v.stride[1] = 0;
+    CHECK(rig_attend(&rig) == CP_OK);
+    CHECK_NEAR(rig_sum(&rig), 2 * (ROWS - 1), 1e-4);
     CHECK_EQ_I64(simtorch_counts().flash, 0);
+    rig.args.v.stride[1] = row;
+    CHECK(rig_attend(&rig) == CP_OK);
+    CHECK_EQ_I64(simtorch_counts().flash, 1);
     rig_close(&rig);
 }
 

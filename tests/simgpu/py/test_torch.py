@@ -66,7 +66,7 @@ def attend(q, k, v, blocks, scale):
     block = block_of(q, k, v, scale)
     block.state = state.data_ptr()
     for first, end, is_causal in blocks:
-        parts = [x[:, first:end].transpose(1, 2).contiguous() for x in (k, v)]
+        parts = [x[:, first:end].contiguous() for x in (k, v)]
         block.k, block.v = (part.data_ptr() for part in parts)
         block.keys, block.is_causal = end - first, is_causal
         check(LIB.probe_attend(ctypes.byref(block)))

@@ -18,9 +18,8 @@ enum { ROOM = 64 };
 
 /* A block, with the state that it goes into or the gradients that it adds to. */
 struct probe_block {
-    char *q;     /* (B, rows, heads, D), packed */
-    char *k, *v; /* (B, kv heads, keys, D) and (..., Dv); gradients: (B, keys, kv heads,
-                     D) and (..., Dv) */
+    char *q;            /* (B, rows, heads, D), packed */
+    char *k, *v;        /* (B, keys, kv heads, D) and (..., Dv) */
     float *state;       /* (B, heads, rows, Dv + 2); float64 for float64 */
     char *dout;         /* (B, rows, heads, Dv) */
     char *lse, *delta;  /* (B, rows, heads), dtype of sums */
@@ -287,16 +286,6 @@ const char *probe_error(void)
 
 /* ---- one block ---- */
 
-/* Panels of plain rows are tensors (B, kv heads, keys, dim). */
-static struct cp_view panels_of(const struct probe_block *b, char *data, int64_t dim)
-{
-    int64_t bytes = b->keys * dim * cp_dtype_bytes((enum cp_dtype)b->dtype);
-    return (struct cp_view){.data = data,
-                            .n = {b->batch, b->keys, b->kv_heads, dim},
-                            .stride = {bytes * b->kv_heads, 0, bytes, 0},
-                            .dtype = (enum cp_dtype)b->dtype};
-}
-
 static struct cp_view state_of(const struct probe_block *b)
 {
     enum cp_dtype sum = cp_dtype_sum((enum cp_dtype)b->dtype);
@@ -312,8 +301,8 @@ static struct cp_attend_args args_of(const struct probe_block *b)
     enum cp_dtype dtype = (enum cp_dtype)b->dtype;
     return (struct cp_attend_args){
         .q = cp_view_compact(b->q, dtype, b->batch, b->rows, b->heads, b->dim),
-        .k = panels_of(b, b->k, b->dim),
-        .v = panels_of(b, b->v, b->value_dim),
+        .k = cp_view_compact(b->k, dtype, b->batch, b->keys, b->kv_heads, b->dim),
+        .v = cp_view_compact(b->v, dtype, b->batch, b->keys, b->kv_heads, b->value_dim),
         .state = state_of(b),
         .place = {.heads_per_kv = b->heads / b->kv_heads},
         .scale = b->scale,
