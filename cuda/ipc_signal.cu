@@ -74,8 +74,8 @@ __device__ void wait(const cp_ipc_ends &ends, int peer, int signal, uint64_t val
         if (looks % LOOKS == 0) {
             cp_store_system(&note->call, call);
             cp_store_system(&note->value, value);
-            is_over = (is_inside && is_odd(ends, peer)) ||
-                      is_given_up(ends, peer, is_inside);
+            is_over =
+                (is_inside && is_odd(ends, peer)) || is_given_up(ends, peer, is_inside);
         }
         __nanosleep(pause_ns);
         pause_ns = pause_ns < LONGEST_PAUSE_NS ? 2 * pause_ns : LONGEST_PAUSE_NS;

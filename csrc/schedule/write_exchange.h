@@ -40,9 +40,9 @@
  *     lane in        bring 0   bring 1   give back 0   bring 2   give back 1   give back 2
  *     compute                  meet 0    meet 1                  meet 2
  *
- * What a chunk makes in the workspace is in memory of its own, or of the chunk but one before it. Lane `in`
- * comes to that only behind what the chunk before gave back, and both lanes wait there for
- * each other. */
+ * What a chunk makes in the workspace is in memory of its own, or of the chunk but one before
+ * it. Lane `in` comes to that only behind what the chunk before gave back, and both lanes wait
+ * there for each other. */
 #ifndef CP_SCHEDULE_WRITE_EXCHANGE_H
 #define CP_SCHEDULE_WRITE_EXCHANGE_H
 
