@@ -58,13 +58,7 @@ static enum cp_code ask_for_end(struct cp_ipc_watcher *watcher)
         return CP_AGAIN;
     }
     for (int i = 0; i < CP_IPC_STREAMS; i++) {
-        cudaError_t error = cudaEventQuery(watcher->last[i]);
-        if (error == cudaErrorNotReady) {
-            (void)
-                cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
-            return CP_AGAIN;
-        }
-        CP_TRY(cp_cuda_check(error, "a call on the windows of GPUs"));
+        CP_TRY(cp_cuda_query(watcher->last[i], "a call on the windows of GPUs"));
     }
     return CP_OK;
 }
