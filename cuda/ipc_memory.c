@@ -246,14 +246,21 @@ bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory)
     return is_used;
 }
 
+void cp_ipc_memory_free(struct cp_ipc_memory *memory)
+{
+    for (int i = 0; i < memory->own_windows; i++) {
+        (void)cudaFree(memory->own_window[i]);
+    }
+    (void)cudaFree(memory->own_inbox);
+    (void)cudaGetLastError();
+    memory->own_windows = 0;
+    memory->own_inbox = NULL;
+}
+
 void cp_ipc_memory_fini(struct cp_ipc_memory *memory)
 {
     if (!cp_ipc_memory_is_used(memory)) {
-        for (int i = 0; i < memory->own_windows; i++) {
-            (void)cudaFree(memory->own_window[i]);
-        }
-        (void)cudaFree(memory->own_inbox);
-        (void)cudaGetLastError();
+        cp_ipc_memory_free(memory);
     }
     if (memory->watch == NULL) {
         cp_mapping_drop(&memory->boards.in);

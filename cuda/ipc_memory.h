@@ -95,5 +95,8 @@ void cp_ipc_memory_keep(struct cp_ipc_memory *memory);
 void cp_ipc_memory_ask_back(struct cp_ipc_memory *memory);
 bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory);
 void cp_ipc_memory_fini(struct cp_ipc_memory *memory);
+/* Frees it before that, where nobody uses it: which takes as long as the GPU works at
+ * anything. Touches nothing that cp_ipc_memory_keep does. */
+void cp_ipc_memory_free(struct cp_ipc_memory *memory);
 
 #endif

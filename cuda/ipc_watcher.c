@@ -224,12 +224,17 @@ static bool have_calls_ended(struct cp_ipc_watcher *watcher)
     return watcher->is_stuck;
 }
 
+/* The mutex is given up meanwhile, here and in free_all: the driver takes memory away once
+ * the device has no work, whosever that is, and who closes does not wait for that. He
+ * touches none of what these do. */
 static void let_go_of_all(struct cp_ipc_watcher *watcher)
 {
+    unlock(watcher);
     for (int rank = 0; rank < watcher->memory.world; rank++) {
         cp_ipc_memory_let_go(&watcher->memory, rank);
     }
     cp_ipc_memory_ask_back(&watcher->memory);
+    lock(watcher);
 }
 
 /* The deadline of a launch: nobody else looks after it any more. */
@@ -280,6 +285,16 @@ static void free_desk(struct cp_ipc_watcher *watcher)
     (void)cudaGetLastError();
 }
 
+/* Nobody uses it. */
+static void free_all(struct cp_ipc_watcher *watcher)
+{
+    unlock(watcher);
+    cp_ipc_memory_free(&watcher->memory);
+    free_desk(watcher);
+    lock(watcher);
+    cp_ipc_memory_fini(&watcher->memory);
+}
+
 /* The struct and what it has of the host. */
 static void free_watcher(struct cp_ipc_watcher *watcher)
 {
@@ -321,8 +336,7 @@ static void *run(void *arg)
         wait_for_a_wake(watcher, watcher->is_parked ? idle_look_ms : closing_look_ms);
     }
     if (!watcher->is_stuck) {
-        cp_ipc_memory_fini(&watcher->memory);
-        free_desk(watcher);
+        free_all(watcher);
     }
     watcher->has_ended = true;
     bool is_parked = watcher->is_parked;
