@@ -180,13 +180,16 @@ static void look_and_judge(struct cp_ipc_watcher *watcher)
     }
 }
 
-/* Nothing is under way. */
+/* Nothing is under way. The mutex is given up meanwhile, as wherever memory goes from here
+ * on: the driver takes it away once the device has no work, whosever that is, and the
+ * caller, who may close, does not wait for that. */
 static void let_go_of_the_closing(struct cp_ipc_watcher *watcher)
 {
-    for (int rank = 0; rank < watcher->watch->world; rank++) {
-        if (cp_ipc_memory_uses(&watcher->memory, rank) &&
-            cp_ipc_memory_is_wanted(&watcher->memory, rank)) {
+    for (int rank = 0; rank < watcher->memory.world; rank++) {
+        if (cp_ipc_memory_leave(&watcher->memory, rank)) {
+            unlock(watcher);
             cp_ipc_memory_let_go(&watcher->memory, rank);
+            lock(watcher);
         }
     }
 }
@@ -224,9 +227,7 @@ static bool have_calls_ended(struct cp_ipc_watcher *watcher)
     return watcher->is_stuck;
 }
 
-/* The mutex is given up meanwhile, here and in free_all: the driver takes memory away once
- * the device has no work, whosever that is, and who closes does not wait for that. He
- * touches none of what these do. */
+/* Who closes touches nothing that this does, nor that free_all does. */
 static void let_go_of_all(struct cp_ipc_watcher *watcher)
 {
     unlock(watcher);
