@@ -19,4 +19,15 @@ static inline enum cp_code cp_cuda_check(cudaError_t error, const char *what)
         "%s failed: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+/* Has the event happened? CP_AGAIN: not yet. `what` it stands for: "a batch of NCCL". */
+static inline enum cp_code cp_cuda_query(cudaEvent_t event, const char *what)
+{
+    cudaError_t error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
+        return CP_AGAIN;
+    }
+    return cp_cuda_check(error, what);
+}
+
 #endif

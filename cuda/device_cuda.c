@@ -2,6 +2,8 @@
  * thread's current one is, and leaves that as it was. */
 #include "device_cuda.h"
 
+#include <time.h>
+
 #include "base/mem.h"
 #include "capture.h"
 #include "cuda_api.h"
@@ -122,12 +124,28 @@ static enum cp_code cuda_leave(struct cp_device *device, int before)
     return cp_cuda_leave(of(device)->ordinal, before, CP_OK);
 }
 
-static enum cp_code cuda_wait(struct cp_device *device, int event)
+/* The runtime has no wait that ends. */
+static enum cp_code ask_until(cudaEvent_t event, struct cp_deadline deadline)
+{
+    const struct timespec moment = {.tv_nsec = 200000};
+    enum cp_code code = cp_cuda_query(event, "what the device was given");
+    while (code == CP_AGAIN && !cp_deadline_passed(deadline)) {
+        (void)nanosleep(&moment, NULL);
+        code = cp_cuda_query(event, "what the device was given");
+    }
+    return code;
+}
+
+static enum cp_code cuda_wait(struct cp_device *device, int event,
+                              struct cp_deadline deadline)
 {
     int ordinal = of(device)->ordinal, before = ordinal;
     CP_TRY(cp_cuda_enter(ordinal, &before));
-    cudaError_t error = cudaEventSynchronize(of(device)->event[event]);
-    return cp_cuda_leave(ordinal, before, cp_cuda_check(error, "cudaEventSynchronize"));
+    /* Another thread's capture would refuse the question. */
+    enum cudaStreamCaptureMode mode = cp_cuda_capture_leave();
+    enum cp_code code = ask_until(of(device)->event[event], deadline);
+    cp_cuda_capture_enter(mode);
+    return cp_cuda_leave(ordinal, before, code);
 }
 
 static struct cp_stream *cuda_lane(struct cp_device *device, int lane)

@@ -128,14 +128,21 @@ enum cp_code cp_ipc_memory_reserve(struct cp_ipc_memory *memory, size_t bytes)
 
 /* ---- that of others ---- */
 
-bool cp_ipc_memory_is_wanted(const struct cp_ipc_memory *memory, int rank)
+static bool is_wanted(const struct cp_ipc_memory *memory, int rank)
 {
     return atomic_load(&notice_of(memory, rank)->is_closing) != 0;
 }
 
 bool cp_ipc_memory_uses(const struct cp_ipc_memory *memory, int rank)
 {
-    return atomic_load(&own_notice(memory)->uses[rank]) != 0;
+    return !memory->is_left[rank] && atomic_load(&own_notice(memory)->uses[rank]) != 0;
+}
+
+bool cp_ipc_memory_leave(struct cp_ipc_memory *memory, int rank)
+{
+    bool is_last = cp_ipc_memory_uses(memory, rank) && is_wanted(memory, rank);
+    memory->is_left[rank] = memory->is_left[rank] || is_last;
+    return is_last;
 }
 
 bool cp_ipc_memory_is_kept(const struct cp_ipc_memory *memory, int rank)
@@ -165,21 +172,30 @@ static enum cp_code map(struct cp_ipc_memory *memory, int rank, const char *what
     return CP_OK;
 }
 
+/* First said, then looked: its owner says first that it closes, and then looks here. */
+static bool may_use(struct cp_ipc_memory *memory, int rank)
+{
+    if (memory->is_left[rank]) {
+        return false;
+    }
+    atomic_store(&own_notice(memory)->uses[rank], 1);
+    if (is_wanted(memory, rank)) {
+        cp_ipc_memory_let_go(memory, rank);
+        return false;
+    }
+    return true;
+}
+
 static enum cp_code attach_one(struct cp_ipc_memory *memory, int rank)
 {
     const struct cp_ipc_notice *notice = notice_of(memory, rank);
     void *inbox = NULL;
-    if (rank != memory->rank) {
-        /* First said, then looked: its owner says first that it closes, and then looks
-         * here. */
-        atomic_store(&own_notice(memory)->uses[rank], 1);
-        if (cp_ipc_memory_is_wanted(memory, rank)) {
-            cp_ipc_memory_let_go(memory, rank);
-            return cp_fail_rank(CP_ERR_COMM, rank,
-                                "rank %d has closed its context, whose memory rank %d "
-                                "was to map",
-                                rank, memory->rank);
-        }
+    if (rank != memory->rank && !may_use(memory, rank)) {
+        return cp_fail_rank(
+            CP_ERR_COMM, rank,
+            "rank %d has closed its context, whose memory rank %d was to "
+            "map",
+            rank, memory->rank);
     }
     if (memory->inbox[rank] == NULL) {
         CP_TRY(map(memory, rank, "the inbox", notice->inbox, notice->inbox_handle,
@@ -246,14 +262,21 @@ bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory)
     return is_used;
 }
 
+void cp_ipc_memory_free(struct cp_ipc_memory *memory)
+{
+    for (int i = 0; i < memory->own_windows; i++) {
+        (void)cudaFree(memory->own_window[i]);
+    }
+    (void)cudaFree(memory->own_inbox);
+    (void)cudaGetLastError();
+    memory->own_windows = 0;
+    memory->own_inbox = NULL;
+}
+
 void cp_ipc_memory_fini(struct cp_ipc_memory *memory)
 {
     if (!cp_ipc_memory_is_used(memory)) {
-        for (int i = 0; i < memory->own_windows; i++) {
-            (void)cudaFree(memory->own_window[i]);
-        }
-        (void)cudaFree(memory->own_inbox);
-        (void)cudaGetLastError();
+        cp_ipc_memory_free(memory);
     }
     if (memory->watch == NULL) {
         cp_mapping_drop(&memory->boards.in);

@@ -60,6 +60,8 @@ struct cp_ipc_memory {
     uint64_t attached[CP_IPC_RANKS]; /* by rank: its `windows` when that was told */
     void *mapped[CP_IPC_RANKS][1 + CP_IPC_WINDOWS]; /* to be unmapped */
     int mappings[CP_IPC_RANKS];
+    bool
+        is_left[CP_IPC_RANKS]; /* by rank: not used here any more, whatever is mapped */
 };
 
 /* An inbox, told. `peers` has a place for each rank. The struct is the caller's. After a
@@ -79,8 +81,9 @@ CP_NODISCARD enum cp_code cp_ipc_memory_attach(struct cp_ipc_memory *memory);
 /* This rank will not touch that one's memory any more: nor will what its GPU was given. */
 void cp_ipc_memory_let_go(struct cp_ipc_memory *memory, int rank);
 
-/* Does that rank want its memory back? */
-bool cp_ipc_memory_is_wanted(const struct cp_ipc_memory *memory, int rank);
+/* Does this rank use that one's memory, and does it want that back? Then it is not used
+ * from now on, and is to be let go of, which may be done beside all others of these. */
+bool cp_ipc_memory_leave(struct cp_ipc_memory *memory, int rank);
 /* May this rank touch that one's memory? */
 bool cp_ipc_memory_uses(const struct cp_ipc_memory *memory, int rank);
 
@@ -95,5 +98,8 @@ void cp_ipc_memory_keep(struct cp_ipc_memory *memory);
 void cp_ipc_memory_ask_back(struct cp_ipc_memory *memory);
 bool cp_ipc_memory_is_used(const struct cp_ipc_memory *memory);
 void cp_ipc_memory_fini(struct cp_ipc_memory *memory);
+/* Frees it before that, where nobody uses it: which takes as long as the GPU works at
+ * anything. Touches nothing that cp_ipc_memory_keep does. */
+void cp_ipc_memory_free(struct cp_ipc_memory *memory);
 
 #endif

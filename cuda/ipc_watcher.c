@@ -68,13 +68,7 @@ static enum cp_code ask_for_end(struct cp_ipc_watcher *watcher)
         return CP_AGAIN;
     }
     for (int i = 0; i < CP_IPC_STREAMS; i++) {
-        cudaError_t error = cudaEventQuery(watcher->last[i]);
-        if (error == cudaErrorNotReady) {
-            (void)
-                cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
-            return CP_AGAIN;
-        }
-        CP_TRY(cp_cuda_check(error, "a call on the windows of GPUs"));
+        CP_TRY(cp_cuda_query(watcher->last[i], "a call on the windows of GPUs"));
     }
     return CP_OK;
 }
@@ -223,13 +217,16 @@ static void look_and_judge(struct cp_ipc_watcher *watcher)
     end_turns(watcher);
 }
 
-/* Nothing is under way. */
+/* Nothing is under way. The mutex is given up meanwhile, as wherever memory goes from here
+ * on: the driver takes it away once the device has no work, whosever that is, and the
+ * caller, who may close, does not wait for that. */
 static void let_go_of_the_closing(struct cp_ipc_watcher *watcher)
 {
-    for (int rank = 0; rank < watcher->watch->world; rank++) {
-        if (cp_ipc_memory_uses(&watcher->memory, rank) &&
-            cp_ipc_memory_is_wanted(&watcher->memory, rank)) {
+    for (int rank = 0; rank < watcher->memory.world; rank++) {
+        if (cp_ipc_memory_leave(&watcher->memory, rank)) {
+            unlock(watcher);
             cp_ipc_memory_let_go(&watcher->memory, rank);
+            lock(watcher);
         }
     }
 }
@@ -267,12 +264,15 @@ static bool have_calls_ended(struct cp_ipc_watcher *watcher)
     return watcher->is_stuck;
 }
 
+/* Who closes touches nothing that this does, nor that free_all does. */
 static void let_go_of_all(struct cp_ipc_watcher *watcher)
 {
+    unlock(watcher);
     for (int rank = 0; rank < watcher->memory.world; rank++) {
         cp_ipc_memory_let_go(&watcher->memory, rank);
     }
     cp_ipc_memory_ask_back(&watcher->memory);
+    lock(watcher);
 }
 
 /* The deadline of a launch: nobody else looks after it any more. */
@@ -323,6 +323,16 @@ static void free_desk(struct cp_ipc_watcher *watcher)
     (void)cudaGetLastError();
 }
 
+/* Nobody uses it. */
+static void free_all(struct cp_ipc_watcher *watcher)
+{
+    unlock(watcher);
+    cp_ipc_memory_free(&watcher->memory);
+    free_desk(watcher);
+    lock(watcher);
+    cp_ipc_memory_fini(&watcher->memory);
+}
+
 /* The struct and what it has of the host. */
 static void free_watcher(struct cp_ipc_watcher *watcher)
 {
@@ -364,8 +374,7 @@ static void *run(void *arg)
         wait_for_a_wake(watcher, watcher->is_parked ? idle_look_ms : closing_look_ms);
     }
     if (!watcher->is_stuck) {
-        cp_ipc_memory_fini(&watcher->memory);
-        free_desk(watcher);
+        free_all(watcher);
     }
     watcher->has_ended = true;
     bool is_parked = watcher->is_parked;

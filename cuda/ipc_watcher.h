@@ -13,8 +13,9 @@
  * thread to itself, which then does not touch the watch, and has a share in the page.
  *
  * `memory` and all from `begun` on is guarded by `mutex`, but for `seen`, which is the
- * thread's own; everything else is constant after creation. It never calls the watch's
- * `interrupt` and writes nothing with its recorder; both are the caller's. */
+ * thread's own, and for what it lets go or frees, which is its own by then; everything else
+ * is constant after creation. It never calls the watch's `interrupt` and writes nothing with
+ * its recorder; both are the caller's. */
 #ifndef CP_CUDA_IPC_WATCHER_H
 #define CP_CUDA_IPC_WATCHER_H
 

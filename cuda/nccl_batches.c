@@ -96,12 +96,7 @@ enum cp_code cp_nccl_batches_end(struct cp_nccl_batches *batches, cudaStream_t s
 
 enum cp_code cp_nccl_event_query(cudaEvent_t event)
 {
-    cudaError_t error = cudaEventQuery(event);
-    if (error == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* an answer, not an error; the runtime keeps it */
-        return CP_AGAIN;
-    }
-    return cp_cuda_check(error, "a batch of NCCL, or the device's work before it,");
+    return cp_cuda_query(event, "a batch of NCCL, or the device's work before it,");
 }
 
 enum cp_code cp_nccl_batches_reap(struct cp_nccl_batches *batches)

@@ -5,10 +5,11 @@
 #ifndef CP_DEVICE_DEVICE_H
 #define CP_DEVICE_DEVICE_H
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "tensor/view.h"
 
-enum { CP_DEVICE_ABI = 5, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
+enum { CP_DEVICE_ABI = 6, CP_DEVICE_LANES = 3, CP_DEVICE_EVENTS = 256 };
 
 /* The event behind all work of the call before, but for those captured; and the one that a
  * captured call begins with, which means nothing outside of its capture. */
@@ -38,8 +39,10 @@ struct cp_device_ops {
      * all that is enqueued. */
     enum cp_code (*enter)(struct cp_device *device, int *before);
     enum cp_code (*leave)(struct cp_device *device, int before);
-    /* (optional) Returns once what the last record of this event stands for has happened. */
-    enum cp_code (*wait)(struct cp_device *device, int event);
+    /* Returns once what the last record of this event stands for has happened; CP_AGAIN:
+     * it had not by the deadline. An error of the device: nothing is under way there. */
+    enum cp_code (*wait)(struct cp_device *device, int event,
+                         struct cp_deadline deadline);
     /* (optional) The own stream of lane 0 to CP_DEVICE_LANES - 1; orders: `record` notes
      * what `stream` has been given so far as event 0 to CP_DEVICE_EVENTS - 1, `await`
      * makes `stream` wait for what was noted last, if anything. */

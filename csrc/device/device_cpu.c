@@ -224,6 +224,15 @@ static void cpu_free(struct cp_device *device, void *address_of_pointer)
     cp_mem_destroy(address_of_pointer);
 }
 
+static enum cp_code cpu_wait(struct cp_device *device, int event,
+                             struct cp_deadline deadline)
+{
+    (void)device;
+    (void)event;
+    (void)deadline;
+    return CP_OK;
+}
+
 static const struct cp_device_ops cpu_ops = {
     .name = "cpu",
     .abi = CP_DEVICE_ABI,
@@ -232,6 +241,7 @@ static const struct cp_device_ops cpu_ops = {
     .copy = cpu_copy,
     .add = cpu_add,
     .zero = cpu_zero,
+    .wait = cpu_wait,
 };
 
 struct cp_device *cp_device_cpu(void)

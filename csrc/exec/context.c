@@ -135,11 +135,11 @@ void cp_context_destroy(struct cp_context **context)
     if (c == NULL) {
         return;
     }
-    cp_side_close(&c->sides[CP_ON_ACCELERATOR]);
+    cp_side_close(&c->sides[CP_ON_ACCELERATOR], c->config.timeout);
     if (c->sides[CP_ON_ACCELERATOR].device != NULL) {
         c->accelerator->close(&c->sides[CP_ON_ACCELERATOR].device);
     }
-    cp_side_close(&c->sides[CP_ON_HOST]);
+    cp_side_close(&c->sides[CP_ON_HOST], c->config.timeout);
     if (c->close_parts != NULL) {
         c->close_parts(c->parts);
     }
@@ -295,7 +295,7 @@ static enum cp_code reserve(struct cp_context *context,
     CP_TRY(grow_room(context, cp_run_room_bytes(schedule)));
     return cp_side_reserve(context->side,
                            (size_t)cp_run_workspace_bytes(schedule, threads),
-                           (size_t)schedule->window_bytes);
+                           (size_t)schedule->window_bytes, context->config.timeout);
 }
 
 struct cp_context_memory cp_context_memory(const struct cp_context *context)

@@ -97,7 +97,8 @@ void cp_context_set_group(struct cp_context *context, const struct cp_group *gro
 void cp_context_stand_on(struct cp_context *context, void *parts,
                          void (*close_parts)(void *parts));
 
-/* Closes; accepts NULL in it, leaves NULL; waits for nobody. */
+/* Closes; accepts NULL in it, leaves NULL; waits for nobody, and for a device that does not
+ * come to an end no longer than seconds. */
 void cp_context_destroy(struct cp_context **context);
 
 /* A caller with several threads holds the context from enter to leave, around describe,

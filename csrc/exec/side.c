@@ -3,21 +3,35 @@
 
 static const char workspace_name[] = "the workspace";
 
+/* How long who closes waits for the device. The communicator has been closed by then, and
+ * has ended what was under way or given it up; what is left is the end of one call, and
+ * more than this it takes only where it has no end. Less would save a moment there, and
+ * cost its memory wherever a device is merely slow. */
+static const double close_s = 5.0;
+
 /* ---- the workspace ---- */
 
-/* A framework may have another use for the memory at once, so the work of the last call on
- * it has to be over. */
+/* A framework may have another use for the memory at once, and the device waits for all
+ * its work before it frees any, however long that takes; so the work of the last call on
+ * it has to be over. CP_AGAIN: it is not yet. */
+static enum cp_code await_last_call(const struct cp_side *side, double seconds)
+{
+    struct cp_device *device = side->device;
+    return side->workspace.data == NULL
+               ? CP_OK
+               : device->ops->wait(device, CP_DEVICE_EVENT_CALL,
+                                   cp_deadline_in(seconds));
+}
+
 static void free_workspace(struct cp_side *side)
 {
     struct cp_device *device = side->device;
     struct cp_workspace *workspace = &side->workspace;
     if (workspace->loan != NULL) {
-        (void)device->ops->wait(device, CP_DEVICE_EVENT_CALL);
         workspace->give_back(workspace->loan);
     } else if (device != NULL) {
         device->ops->free(device, &workspace->data);
     }
-    *workspace = (struct cp_workspace){.data = NULL};
 }
 
 static enum cp_code borrow(const struct cp_side *side, size_t bytes,
@@ -29,10 +43,19 @@ static enum cp_code borrow(const struct cp_side *side, size_t bytes,
                         &out->loan);
 }
 
-static enum cp_code grow_workspace(struct cp_side *side, size_t bytes)
+static enum cp_code grow_workspace(struct cp_side *side, size_t bytes, double timeout)
 {
     struct cp_device *device = side->device;
     struct cp_workspace bigger = {.bytes = bytes};
+    enum cp_code code = await_last_call(side, timeout);
+    if (code == CP_AGAIN) {
+        return cp_fail(
+            CP_ERR_DEVICE,
+            "%s cannot grow to %zu bytes: for %.1f s the device has not come "
+            "to the end of the call before",
+            workspace_name, bytes, timeout);
+    }
+    CP_TRY(code);
     CP_TRY(side->lender.serves_contexts
                ? borrow(side, bytes, &bigger)
                : device->ops->alloc(device, bytes, workspace_name, &bigger.data));
@@ -107,7 +130,7 @@ enum cp_code cp_side_look(struct cp_side *side,
 }
 
 enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
-                             size_t window_bytes)
+                             size_t window_bytes, double timeout)
 {
     if (side->threads > 1 && side->pool == NULL) {
         CP_TRY(cp_pool_create(side->threads, &side->pool));
@@ -120,7 +143,7 @@ enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
         return take_captured(side, workspace_bytes);
     }
     return workspace_bytes > side->workspace.bytes
-               ? grow_workspace(side, workspace_bytes)
+               ? grow_workspace(side, workspace_bytes, timeout)
                : CP_OK;
 }
 
@@ -130,12 +153,15 @@ void cp_side_end_captured(struct cp_side *side)
     side->capture = 0;
 }
 
-void cp_side_close(struct cp_side *side)
+void cp_side_close(struct cp_side *side, double timeout)
 {
     if (side->comm != NULL) {
         side->comm->ops->close(&side->comm);
     }
-    free_workspace(side);
+    if (await_last_call(side, timeout < close_s ? timeout : close_s) != CP_AGAIN) {
+        free_workspace(side);
+    }
+    side->workspace = (struct cp_workspace){.data = NULL};
     cp_pool_destroy(&side->pool);
 }
 

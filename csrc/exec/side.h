@@ -45,15 +45,18 @@ CP_NODISCARD enum cp_code cp_side_look(struct cp_side *side,
                                        const struct cp_accelerator *accelerator,
                                        struct cp_stream *stream);
 
-/* Room for the call under way. CP_ERR_NO_MEMORY leaves what there was. */
+/* Room for the call under way. A workspace that grows is waited for, since the call before
+ * may still be on it, for so many seconds. What fails leaves what there was. */
 CP_NODISCARD enum cp_code cp_side_reserve(struct cp_side *side, size_t workspace_bytes,
-                                          size_t window_bytes);
+                                          size_t window_bytes, double timeout);
 
 /* The call under way, which is captured, is over: all that it does has been enqueued. */
 void cp_side_end_captured(struct cp_side *side);
 
-/* Closes the communicator, then frees the workspace; the device stays. */
-void cp_side_close(struct cp_side *side);
+/* Closes the communicator, then frees the workspace; the device stays. `timeout`: seconds
+ * that a wait may take at most. A workspace that the device is not through with by then is
+ * left to it, until the end of the process. */
+void cp_side_close(struct cp_side *side, double timeout);
 
 /* The device becomes the thread's current one, and the one from before again. `code`: of
  * what was done in between, which goes before. */

@@ -238,5 +238,6 @@ TEST(memory)
     CHECK_EQ_I64(cp_mem_stats().live_blocks, 0);
     CHECK(cpu->ops->lane == NULL && cpu->ops->record == NULL &&
           cpu->ops->await == NULL);
+    CHECK_EQ_I64(cpu->ops->wait(cpu, CP_DEVICE_EVENT_CALL, cp_deadline_in(0.0)), CP_OK);
     CHECK_EQ_U64(cpu->ops->abi, CP_DEVICE_ABI);
 }

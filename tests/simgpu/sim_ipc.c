@@ -214,8 +214,12 @@ cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned
 cudaError_t cudaIpcCloseMemHandle(void *data)
 {
     SIM_ENTER();
+    int device = sim_current_device();
+    if (sim_wait_for_device(device) != cudaSuccess) {
+        return cudaPeekAtLastError();
+    }
     sim_lock();
-    struct opening *opening = opening_of(data, process_of[sim_current_device()]);
+    struct opening *opening = opening_of(data, process_of[device]);
     if (opening) {
         opening->count -= 1;
     }
@@ -224,5 +228,5 @@ cudaError_t cudaIpcCloseMemHandle(void *data)
         sim_violate("memory of another process (%p) is closed that is not open", data);
         return sim_error(cudaErrorInvalidValue);
     }
-    return cudaSuccess;
+    return sim_error(sim_leave());
 }

@@ -12,7 +12,8 @@
  *  - Memory is filled with 0xff (NaN in every float type) when allocated and when freed.
  *    cudaMallocAsync fills it in stream order. Writes before, behind, or after the free of
  *    a block are found when it is given back, by AddressSanitizer at once.
- *  - cudaFree waits for the device, and so for a transfer that hangs. A function given to
+ *  - cudaFree waits for the device, and so for a transfer that hangs, and so does the closing
+ *    of another process's memory, of which CUDA does not say so. A function given to
  *    cudaLaunchHostFunc may not call the runtime.
  *  - A kernel goes to a stream of the current device; so do memset and event records.
  *  - Memory of another process is touched by way of a handle: opening it in the process

@@ -46,7 +46,7 @@ TEST(entries_say_what_failed)
     struct cp_view a = cp_view_compact(data, CP_DTYPE_FLOAT32, 1, 1, 8, 8), b = a;
     b.data += 2048;
     for (int is_broken = 0; is_broken < 2; is_broken++) {
-        for (int entry = 0; entry < 6; entry++) {
+        for (int entry = 0; entry < 7; entry++) {
             TEST_CONTEXT("entry %d, broken %d", entry, is_broken);
             void *more = NULL;
             if (is_broken) {
@@ -54,13 +54,14 @@ TEST(entries_say_what_failed)
             } else {
                 simgpu_fail_after(0, cudaErrorUnknown);
             }
-            enum cp_code code = entry == 0
-                                    ? device->ops->alloc(device, 64, "more", &more)
-                                : entry == 1 ? cp_device_copy(device, &b, &a, lane)
-                                : entry == 2 ? device->ops->add(device, &b, &a, lane)
-                                : entry == 3 ? device->ops->zero(device, data, 64, lane)
-                                : entry == 4 ? device->ops->record(device, lane, 0)
-                                             : device->ops->await(device, lane, 0);
+            enum cp_code code =
+                entry == 0   ? device->ops->alloc(device, 64, "more", &more)
+                : entry == 1 ? cp_device_copy(device, &b, &a, lane)
+                : entry == 2 ? device->ops->add(device, &b, &a, lane)
+                : entry == 3 ? device->ops->zero(device, data, 64, lane)
+                : entry == 4 ? device->ops->record(device, lane, 0)
+                : entry == 5 ? device->ops->await(device, lane, 0)
+                             : device->ops->wait(device, 0, cp_deadline_in(1.0));
             simgpu_fail_after(-1, cudaErrorUnknown);
             CHECK_EQ_I64(code, CP_ERR_DEVICE);
             CHECK_STR_HAS(cp_last_error()->text, "failed");

@@ -502,6 +502,44 @@ TEST(memory_that_is_used_goes_when_it_is_not)
     rig_fini(&rig);
 }
 
+static void CUDART_CB wait_for_gate(void *arg)
+{
+    while (!atomic_load((atomic_bool *)arg)) {
+        ranks_sleep_us(1000);
+    }
+}
+
+/* A device gives nothing back while it works at anything, whosever that is. The first to
+ * close has that device, or one that idles and has its memory open. */
+static void check_close_beside_work_without_end(int first)
+{
+    static struct rig rig;
+    atomic_bool is_open = false;
+    cudaStream_t aside = NULL;
+    TEST_CONTEXT("rank %d closes first", first);
+    rig_init(&rig, true, 30.0);
+    simgpu_set_patience(10.0);
+    CHECK_EQ_I64(cudaSetDevice(0), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking), cudaSuccess);
+    CHECK_EQ_I64(cudaLaunchHostFunc(aside, wait_for_gate, &is_open), cudaSuccess);
+    for (int rank = first; rank >= 0; rank--) {
+        int64_t start_ns = cp_now_ns();
+        rig.comm[rank]->ops->close(&rig.comm[rank]);
+        CHECK(cp_now_ns() - start_ns < 3000000000);
+    }
+    CHECK_EQ_I64(simgpu_live().blocks, 9); /* each rank's inbox, window and desk */
+    atomic_store(&is_open, true);
+    CHECK_EQ_I64(cudaStreamSynchronize(aside), cudaSuccess);
+    CHECK_EQ_I64(cudaStreamDestroy(aside), cudaSuccess);
+    rig_fini(&rig);
+}
+
+TEST(a_device_that_gives_nothing_back_holds_nobody_up)
+{
+    check_close_beside_work_without_end(0);
+    check_close_beside_work_without_end(1);
+}
+
 /* A dead rank uses nothing. */
 TEST(who_is_dead_keeps_nothing)
 {
