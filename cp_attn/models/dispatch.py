@@ -131,8 +131,8 @@ def check(arguments):
             raise ValueError(f"attention was called with {name}={value!r}, which cp_attn has no place for")
 
 
-def attend(exchange, arguments, backend):
-    """Run one attention call of the dispatcher."""
+def attend(exchange, arguments, backend, streams=None):
+    """Run one attention call of the dispatcher, in a model whose streams may tell the ranks' lengths."""
     return exchange.attend(
         arguments["query"],
         arguments["key"],
@@ -143,4 +143,5 @@ def attend(exchange, arguments, backend):
         arguments.get("enable_gqa", False),
         arguments.get("return_lse", False),
         backend,
+        streams,
     )

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
-from .. import _C, _ops
+from .. import _C, _lengths, _ops
 from .._torch import part
 
 
@@ -42,8 +42,11 @@ class Exchange:
         """Return a value that leaves the model whole on every rank, so that every rank's loss counts it."""
         return _Leave.apply(x, self.world) if isinstance(x, torch.Tensor) and _is_recorded(x) else x
 
-    def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, backend):
-        """Return the attention of the rank's queries to all keys, with its LSE if wanted, by a kernel of `backend`."""
+    def attend(self, q, k, v, mask, is_causal, scale, enable_gqa, return_lse, backend, streams=None):
+        """Return the attention of the rank's queries to all keys, with its LSE if wanted, by a kernel of `backend`.
+
+        `streams` are the model's, where the ranks' lengths may differ.
+        """
         if torch.is_autocast_enabled(q.device.type):
             q, k, v, mask = (_autocast(x) for x in (q, k, v, mask))
         if is_compiling():
@@ -63,6 +66,7 @@ class Exchange:
             enable_gqa=enable_gqa,
             return_lse=return_lse,
             backend=backend,
+            **_lengths.arguments(q, k, self.context, streams),
         )
 
 

@@ -137,7 +137,8 @@ class Parallel(dispatch.Marker):
             if sentence:
                 raise ValueError(sentence)
         self._note_come()
-        return dispatch.attend(self.exchange, arguments, backend)
+        # Without an anything flag all ranks have the same lengths.
+        return dispatch.attend(self.exchange, arguments, backend, self.streams if self.is_anything else None)
 
     @contextmanager
     def together(self):

@@ -23,6 +23,10 @@ class Streams:
         if not _has(self.whole, size, size):
             self.whole = (*self.whole, (name, size, size))
 
+    def sizes(self):
+        """Return the rows of the split streams, and those of the whole inputs."""
+        return [size for _, size, _ in self.split], [size for _, size, _ in self.whole]
+
     def size_of(self, rows):
         """Return the whole length of what this rank holds `rows` of, split streams or joined ones; None if unsure."""
         found = None

@@ -46,3 +46,10 @@ def test_compiled_models_on_gpus(name):
     """torch.compile(mode="reduce-overhead"), which captures graphs by itself."""
     pytest.importorskip("diffusers")
     play(COMPILED, 2, 2, name)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("name", ["ring_anything", "ulysses_anything"])
+def test_uneven_models_on_gpus(name):
+    pytest.importorskip("diffusers")
+    play(COMPILED, 2, 2, name)

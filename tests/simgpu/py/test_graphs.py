@@ -211,6 +211,48 @@ def test_the_workspace_is_of_torchs_pool(gpus, capture):
         np.testing.assert_allclose(np.concatenate(outs, 1), want, atol=1e-5)
 
 
+def test_calls_of_an_uneven_model(gpus, capture, monkeypatch):
+    """What its streams tell is what a graph has to know: of joined rows, forward and launched anew."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("diffusers")
+    import sim_tensor
+
+    from cp_attn import _lengths
+    from cp_attn.models.exchange import Exchange, part
+    from cp_attn.models.streams import Streams
+
+    monkeypatch.setattr(_lengths, "is_captured", lambda x: bool(sim.Graph.under_way))
+    ranks = gpus(ring_degree=3, ring_anything=True)
+    lengths, streams = [0] * 3, [Streams() for _ in range(3)]
+    for r in range(3):
+        for name, rows in ("image", 15), ("text", 7):
+            count = part(rows, r, 3)[1]
+            lengths[r] += count
+            streams[r].add_split(name, rows, count)
+    x = numbers(1, sum(lengths), 2, 8)
+    parts = [np.ascontiguousarray(own) for own in cut(x, lengths)]
+    given = [sim_tensor.put(torch.from_numpy(own), r) for r, own in enumerate(parts)]
+
+    def call(r, told=True):
+        flags = None, False, None, False, False, "native"
+        return Exchange(ranks.contexts[r]).attend(*[given[r]] * 3, *flags, streams[r] if told else None)
+
+    def untold(r):
+        with pytest.raises(ValueError, match="pass seq_lens="):
+            call(r, told=False)
+
+    with torch.no_grad():
+        ranks.run(call)
+    capture(ranks, untold)
+    ranks.run(call)
+    graphs, answers = capture(ranks, call)
+    for round in range(ROUNDS):
+        new = [sim_tensor.put(torch.from_numpy(own) * (round + 1), r) for r, own in enumerate(parts)]
+        ranks.run(lambda r, new=new: (overwrite(given[r], new[r], r), graphs[r].launch()))
+        outs = ranks.run(lambda r: sim_tensor.get(answers[r]).numpy())
+        np.testing.assert_allclose(np.concatenate(outs, 1), oracle(*[x * (round + 1)] * 3)[0], atol=1e-5)
+
+
 def test_compiled_code_leaves_nothing_in_torchs_pool(gpus, capture):
     """Torch warms up in the pool of the graphs, and admits nothing else that stays there."""
     torch = pytest.importorskip("torch")
