@@ -30,6 +30,12 @@ CP_INLINE void lanes8_prefetch(const void *at)
     _mm_prefetch((const char *)at, _MM_HINT_T0);
 }
 
+/* The same for what is needed later than the first cache would keep it. */
+CP_INLINE void lanes8_prefetch_far(const void *at)
+{
+    _mm_prefetch((const char *)at, _MM_HINT_T1);
+}
+
 /* The element type's bytes; bool and the float types that these kernels take. */
 CP_INLINE int64_t lanes8_bytes(enum cp_dtype dtype)
 {
