@@ -445,7 +445,7 @@ static struct tensor scratch_new(const struct call *c, int64_t bytes)
 }
 
 /* Keys as the kernel meets them: what it packs, in `room`, or as they are. */
-static struct cp_view met(const struct call *c, const struct cp_panel *panel,
+static struct cp_view met(struct call *c, const struct cp_panel *panel,
                           enum cp_code (*pack)(const struct cp_view *dst,
                                                const struct cp_view *src,
                                                struct cp_stream *stream),
