@@ -177,8 +177,6 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     int64_t warp_first = at.row + warp * Shape::WARP_ROWS;
     rows_state<Shape> rows;
     cp_tile_load<Product, ROWS, WIDTH>(q_tile, q, at.row, all, head_dim);
-    float *panel = (float *)(args.state.data + at.batch * args.state.stride[0] +
-                             at.head * args.state.stride[2]);
     begin(rows);
     /* With two stages the keys on from `first` are on their way while those before are
      * computed with; a single one is free when all are done with it. */
@@ -220,6 +218,9 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
         here = next;
         next = done;
     }
+    /* Where the state lies is found behind the loop: kept over it, it would spill. */
+    float *panel = (float *)(args.state.data + at.batch * args.state.stride[0] +
+                             at.head * args.state.stride[2]);
     end(rows, args.state, panel, warp_first);
 }
 
