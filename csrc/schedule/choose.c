@@ -81,27 +81,26 @@ static int most_chunks(const struct cp_plan *plan)
 static enum cp_code choose(struct cp_plan *plan, enum cp_transport transport,
                            const struct cp_speeds *speeds)
 {
-    const enum cp_rotate given_rotate = plan->rotate;
     const int given = plan->chunks, most = most_chunks(plan);
-    enum cp_rotate ways[2], best_way = given_rotate;
-    int best = given, count = list_ways(plan, ways);
+    enum cp_rotate ways[2];
+    int count = list_ways(plan, ways), best = given, best_way = 0;
     double least = 0.0;
     for (int way = 0; way < count; way++) {
         for (int chunks = given; chunks <= most; chunks++) {
             double seconds = 0.0;
-            bool is_first = best == given && best_way == given_rotate;
+            bool is_as_given = best == given && best_way == 0;
             plan->chunks = chunks;
             plan->rotate = ways[way];
             CP_TRY(time_call(plan, transport, speeds, &seconds));
-            if (least == 0.0 || seconds < least * (is_first ? pays : 1.0)) {
+            if (least == 0.0 || seconds < least * (is_as_given ? pays : 1.0)) {
                 best = chunks;
-                best_way = ways[way];
+                best_way = way;
                 least = seconds;
             }
         }
     }
     plan->chunks = best;
-    plan->rotate = best_way;
+    plan->rotate = ways[best_way];
     return CP_OK;
 }
 

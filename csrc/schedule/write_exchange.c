@@ -82,28 +82,22 @@ static void set_chunk(struct cp_exchange *x, int chunk)
     }
 }
 
-/* Places of results lie on those of the first exchange, unless another ring rank may still
- * fetch these. */
-static void begin_places(struct cp_exchange *x)
-{
-    for (int rank = 0; x->windows != NULL && rank < x->w.plan->world; rank++) {
-        x->windows[rank].chunk_first = x->windows[rank].arena.bytes;
-    }
-}
-
+/* Behind the places of the first exchange. Those of results lie on them, unless another ring
+ * rank may still fetch what is there. */
 static void reuse_places(struct cp_exchange *x)
 {
     for (int rank = 0; x->windows != NULL && rank < x->w.plan->world; rank++) {
-        if (x->ring == 1) {
-            x->windows[rank].arena.bytes = x->windows[rank].chunk_first;
-        }
+        struct cp_exchange_window *window = &x->windows[rank];
+        window->arena.bytes = x->ring == 1 ? window->chunk_first : window->arena.bytes;
     }
 }
 
+/* The next chunk begins behind all of them. */
 static void end_places(struct cp_exchange *x)
 {
     for (int rank = 0; x->windows != NULL && rank < x->w.plan->world; rank++) {
-        x->windows[rank].arena.bytes = x->windows[rank].arena.most;
+        struct cp_exchange_window *window = &x->windows[rank];
+        window->arena.bytes = window->chunk_first = window->arena.most;
     }
 }
 
@@ -118,7 +112,6 @@ static void declare_chunk(struct cp_exchange *x, int chunk,
     memcpy(x->at->results, x->results, sizeof x->results);
     is->declare(x);
     int64_t start = arena->bytes;
-    begin_places(x);
     cp_exchange_declare_there(x);
     cp_exchange_declare_blocks(x);
     arena->bytes = start;

@@ -55,6 +55,16 @@ static void declare_out(struct cp_pull *pull, int owner, struct cp_arena *arena)
     }
 }
 
+/* Keys as others want them: as they are met, or, where they are fetched before, plain. */
+static int32_t declare_published(struct cp_pull *pull, struct cp_arena *arena,
+                                 enum cp_tensor_role role, int64_t keys)
+{
+    struct cp_writer *w = &pull->w;
+    int64_t heads = w->call->kv_heads;
+    return pull->fetches ? cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, role, keys, heads)
+                         : cp_writer_keys(w, arena, role, keys, heads);
+}
+
 /* Declares the window of any rank: each computes everybody's layout alike. The rest of
  * the own window is slots. */
 static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *arena)
@@ -64,13 +74,8 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
     struct cp_pull_window *window = &pull->window[owner];
     int64_t rows = plan->q_rows[owner].count;
     int64_t keys = plan->kv_rows[owner].count;
-    bool is_packed = w->packs && !pull->fetches;
-    enum cp_layout k_layout = is_packed ? CP_LAYOUT_K : CP_LAYOUT_PLAIN;
-    enum cp_layout v_layout = is_packed ? CP_LAYOUT_V : CP_LAYOUT_PLAIN;
-    window->k =
-        cp_writer_rows(w, arena, k_layout, CP_TENSOR_K, keys, w->call->kv_heads);
-    window->v =
-        cp_writer_rows(w, arena, v_layout, CP_TENSOR_V, keys, w->call->kv_heads);
+    window->k = declare_published(pull, arena, CP_TENSOR_K, keys);
+    window->v = declare_published(pull, arena, CP_TENSOR_V, keys);
     if (w->has_mask && w->mask_source != CP_MASK_LOCAL) {
         window->mask = cp_writer_mask(w, arena, 0, w->call->mask_heads,
                                       cp_plan_size(plan, owner, CP_SIZE_MASK_ROWS),
