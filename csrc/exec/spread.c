@@ -169,6 +169,8 @@ static enum cp_code attend_piece(void *arg, int64_t piece, int worker)
         return CP_OK;
     }
     cut_rows(&args.q, &at);
+    cut_rows(&args.out, &at);
+    cut_rows(&args.lse, &at);
     cut_state(job->spread, &args.state, &at);
     for (int i = 0; i < 2; i++) {
         struct cp_view *view = i == 0 ? &args.k : &args.v;

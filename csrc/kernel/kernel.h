@@ -57,7 +57,12 @@ struct cp_attend_args {
                             strides for axes 0 and 2; or plain, as the format says */
     struct cp_view mask; /* data NULL: none. (B or 1, heads or 1, rows or 1, keys or 1);
                             bool, float32 or q's dtype */
-    struct cp_view state; /* panels of (B, rows, heads, Dv) */
+    struct cp_view state; /* panels of (B, rows, heads, Dv); always given */
+    bool is_first;        /* no key was met before: what `state` holds means nothing */
+    /* After the last keys the result, as `finish` has it, and what `state` holds then means
+     * nothing. They overlap nothing else. out.data NULL: more keys follow; lse.data NULL: not
+     * wanted. */
+    struct cp_view out, lse;
     struct cp_place place;
     double scale;
     enum cp_backend backend;          /* of the call */
@@ -98,7 +103,7 @@ struct cp_grad_args {
     void *scratch;                    /* format.grad_scratch_bytes, aligned to 64 */
 };
 
-enum { CP_KERNEL_ABI = 4 };
+enum { CP_KERNEL_ABI = 5 };
 
 struct cp_kernel_ops;
 

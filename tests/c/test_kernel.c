@@ -120,6 +120,20 @@ static void view_read(const struct cp_view *view, double *to)
     }
 }
 
+/* Makes the elements of a view what they were in a new one. */
+static void view_clear(const struct cp_view *view)
+{
+    for (int64_t i = 0; i < cp_view_count(view); i++) {
+        int64_t rest = i;
+        char *at = view->data;
+        for (int axis = CP_AXES - 1; axis >= 0; axis--) {
+            at += rest % view->n[axis] * view->stride[axis];
+            rest /= view->n[axis];
+        }
+        memset(at, 0xff, (size_t)cp_dtype_bytes(view->dtype));
+    }
+}
+
 /* A view in a block of its own. */
 static struct cp_view view_new(struct test_rng *rng, enum cp_dtype dtype,
                                const int64_t n[CP_AXES])
@@ -316,9 +330,9 @@ static void problem_shape(struct problem *p, struct test_rng *rng)
     }
 }
 
-/* Numbers and truth for the shape, scale and size that are set. */
-static void problem_fill(struct problem *p, struct test_rng *rng, bool has_dlse,
-                         bool has_mask)
+/* Numbers for the shape, scale and size that are set. */
+static void problem_numbers(struct problem *p, struct test_rng *rng, bool has_dlse,
+                            bool has_mask)
 {
     struct oracle_input *in = &p->in;
     int64_t rows = in->batch * in->rows * in->heads,
@@ -333,6 +347,14 @@ static void problem_fill(struct problem *p, struct test_rng *rng, bool has_dlse,
     if (has_mask) {
         problem_mask(p, rng);
     }
+}
+
+/* Numbers, and the truth about them. */
+static void problem_fill(struct problem *p, struct test_rng *rng, bool has_dlse,
+                         bool has_mask)
+{
+    const struct oracle_input *in = &p->in;
+    problem_numbers(p, rng, has_dlse, has_mask);
     p->truth = output_new(in);
     p->plain = output_new(in);
     oracle_run(in, ORACLE_F64, ORACLE_F64, &p->truth);
@@ -418,16 +440,28 @@ static struct tensors tensors_new(const struct problem *p, struct test_rng *rng)
     return t;
 }
 
-/* A group of query heads with the kv heads they need, and a stretch of keys. */
+/* A stretch of rows, a group of query heads with the kv heads they need, and a stretch of
+ * keys. */
 struct cut {
-    int64_t head, heads, kv, kvs, key, keys;
+    int64_t row, rows, head, heads, kv, kvs, key, keys;
 };
+
+/* All rows of heads from `head` on, some or all. */
+static struct cut heads_from(struct test_rng *rng, const struct oracle_input *in,
+                             int64_t head)
+{
+    int64_t per_kv = in->heads / in->kv_heads;
+    struct cut cut = {.rows = in->rows, .head = head, .kv = head / per_kv};
+    cut.heads = test_rng_range(rng, 1, in->heads - head);
+    cut.kvs = (head + cut.heads - 1) / per_kv - cut.kv + 1;
+    return cut;
+}
 
 static struct cp_place place_of(const struct problem *p, const struct cut *cut)
 {
     const struct oracle_input *in = &p->in;
     return (struct cp_place){
-        .q_first = in->q_first,
+        .q_first = in->q_first + cut->row,
         .k_first = in->k_first + cut->key,
         .head_first = cut->head,
         .kv_head_first = cut->kv,
@@ -442,10 +476,19 @@ static struct cp_view mask_part(const struct cp_view *mask, const struct cut *cu
     if (part.data != NULL && part.n[1] > 1) {
         part = layout_part(&part, 1, cut->head, cut->heads);
     }
+    if (part.data != NULL && part.n[2] > 1) {
+        part = layout_part(&part, 2, cut->row, cut->rows);
+    }
     if (part.data != NULL && part.n[3] > 1) {
         part = layout_part(&part, 3, cut->key, cut->keys);
     }
     return part;
+}
+
+static struct cp_view rows_part(const struct cp_view *view, const struct cut *cut)
+{
+    struct cp_view heads = layout_part(view, 2, cut->head, cut->heads);
+    return layout_part(&heads, 1, cut->row, cut->rows);
 }
 
 static struct cp_view keys_part(const struct cp_view *view, const struct cut *cut)
@@ -469,19 +512,28 @@ static struct cp_view panels_new(struct test_rng *rng, const struct cp_panel *pa
     return view;
 }
 
+/* What a call does beside adding keys. */
+struct ends {
+    bool is_first;
+    struct cp_view out, lse;
+};
+
 static void attend_cut(const struct problem *p, struct test_rng *rng,
                        const struct cp_kernel_ops *ops, const struct cp_format *format,
                        const struct tensors *t, const struct cut *cut,
-                       const struct cp_view *state)
+                       const struct cp_view *state, const struct ends *ends)
 {
     int first = block_count;
     struct cp_view k = keys_part(&t->k, cut), v = keys_part(&t->v, cut);
     struct cp_attend_args args = {
-        .q = layout_part(&t->q, 2, cut->head, cut->heads),
+        .q = rows_part(&t->q, cut),
         .k = panels_new(rng, &format->k, &k, 0xff),
         .v = panels_new(rng, &format->v, &v, 0xff),
         .mask = mask_part(&t->mask, cut),
         .state = *state,
+        .is_first = ends->is_first,
+        .out = ends->out,
+        .lse = ends->lse,
         .place = place_of(p, cut),
         .scale = p->in.scale,
         .scratch = block_new(format->scratch_bytes, 0xff),
@@ -498,14 +550,14 @@ static void grad_cut(const struct problem *p, const struct cp_kernel_ops *ops,
 {
     int first = block_count;
     struct cp_grad_args args = {
-        .q = layout_part(&t->q, 2, cut->head, cut->heads),
+        .q = rows_part(&t->q, cut),
         .k = keys_part(&t->k, cut),
         .v = keys_part(&t->v, cut),
-        .dout = layout_part(&t->dout, 2, cut->head, cut->heads),
-        .lse = layout_part(&t->lse, 2, cut->head, cut->heads),
-        .delta = layout_part(&t->delta, 2, cut->head, cut->heads),
+        .dout = rows_part(&t->dout, cut),
+        .lse = rows_part(&t->lse, cut),
+        .delta = rows_part(&t->delta, cut),
         .mask = mask_part(&t->mask, cut),
-        .dq = layout_part(&t->dq, 2, cut->head, cut->heads),
+        .dq = rows_part(&t->dq, cut),
         .dk = keys_part(&t->dk, cut),
         .dv = keys_part(&t->dv, cut),
         .place = place_of(p, cut),
@@ -522,8 +574,9 @@ static void run_heads(const struct problem *p, struct test_rng *rng,
                       const struct tensors *t, struct cut cut)
 {
     int first = block_count;
-    struct cp_view out = layout_part(&t->out, 2, cut.head, cut.heads);
+    struct cp_view out = rows_part(&t->out, &cut);
     struct cp_view state = panels_new(rng, &format->state, &out, 0);
+    const struct ends apart = {0};
     struct test_rng cuts = *rng;
     for (int pass = 0; pass < 2; pass++) {
         *rng = cuts;
@@ -533,7 +586,7 @@ static void run_heads(const struct problem *p, struct test_rng *rng,
             cut.keys =
                 cut.keys < p->in.keys - cut.key ? cut.keys : p->in.keys - cut.key;
             if (pass == 0) {
-                attend_cut(p, &cuts, ops, format, t, &cut, &state);
+                attend_cut(p, &cuts, ops, format, t, &cut, &state, &apart);
             } else {
                 grad_cut(p, ops, format, t, &cut);
             }
@@ -541,19 +594,17 @@ static void run_heads(const struct problem *p, struct test_rng *rng,
         if (pass == 0) {
             struct cut nothing = cut;
             nothing.key = nothing.keys = 0;
-            attend_cut(p, &cuts, ops, format, t, &nothing, &state);
+            attend_cut(p, &cuts, ops, format, t, &nothing, &state, &apart);
             struct cp_finish_args finish = {
-                .state = state,
-                .out = out,
-                .lse = layout_part(&t->lse, 2, cut.head, cut.heads)};
+                .state = state, .out = out, .lse = rows_part(&t->lse, &cut)};
             CHECK(ops->finish(&finish, NULL) == CP_OK);
             struct cp_delta_args delta = {
                 .out = out,
-                .dout = layout_part(&t->dout, 2, cut.head, cut.heads),
-                .delta = layout_part(&t->delta, 2, cut.head, cut.heads),
+                .dout = rows_part(&t->dout, &cut),
+                .delta = rows_part(&t->delta, &cut),
             };
             if (t->dlse.data != NULL) {
-                delta.dlse = layout_part(&t->dlse, 2, cut.head, cut.heads);
+                delta.dlse = rows_part(&t->dlse, &cut);
             }
             CHECK(ops->delta(&delta, NULL) == CP_OK);
         }
@@ -569,13 +620,10 @@ static void run_kernel(const struct problem *p, struct test_rng *rng,
     int first = block_count;
     const struct oracle_input *in = &p->in;
     struct tensors t = tensors_new(p, rng);
-    int64_t per_kv = in->heads / in->kv_heads;
-    struct cut cut = {0};
-    for (cut.head = 0; cut.head < in->heads; cut.head += cut.heads) {
-        cut.heads = test_rng_range(rng, 1, in->heads - cut.head);
-        cut.kv = cut.head / per_kv;
-        cut.kvs = (cut.head + cut.heads - 1) / per_kv - cut.kv + 1;
+    for (int64_t head = 0; head < in->heads;) {
+        struct cut cut = heads_from(rng, in, head);
         run_heads(p, rng, ops, format, &t, cut);
+        head += cut.heads;
     }
     view_read(&t.out, got->out);
     view_read(&t.lse, got->lse);
@@ -853,6 +901,197 @@ TEST(rows_without_a_key)
             blocks_end(0);
         }
     }
+}
+
+/* ---- states that begin and results that end within attend ---- */
+
+enum { PARTS_MOST = 3 };
+
+/* Some rows and heads of a problem, whose keys come in parts, some of them empty. */
+struct forward {
+    const struct problem *p;
+    const struct cp_kernel_ops *ops;
+    struct cp_format format;
+    struct tensors t;
+    struct cut cut;
+    int64_t ends[PARTS_MOST]; /* of the parts */
+    int parts;
+    bool has_lse;
+};
+
+/* For all rows of the problem, all bytes 0xff; in the two blocks from `block` on. */
+struct result {
+    struct cp_view out, lse;
+    int block;
+};
+
+static struct result result_new(struct test_rng *rng, const struct problem *p)
+{
+    const struct oracle_input *in = &p->in;
+    const int64_t out[CP_AXES] = {in->batch, in->rows, in->heads, in->value_dim},
+                  lse[CP_AXES] = {in->batch, in->rows, in->heads, 1};
+    struct result result = {.block = block_count};
+    result.out = view_new(rng, p->dtype, out);
+    result.lse = view_new(rng, cp_dtype_sum(p->dtype), lse);
+    return result;
+}
+
+static void check_untouched(const struct result *result)
+{
+    for (int i = 0; i < 2; i++) {
+        const struct block *block = &blocks[result->block + i];
+        bool is_untouched = true;
+        for (size_t j = 0; j < block->bytes; j++) {
+            is_untouched = is_untouched && block->base[GUARD + j] == 0xff;
+        }
+        CHECK(is_untouched);
+    }
+}
+
+/* Either the state begins with zeros and ends in `finish`, or attend does both and the
+ * state begins with NaN. */
+static struct result forward_run(const struct forward *f, struct test_rng rng,
+                                 bool is_within)
+{
+    struct result result = result_new(&rng, f->p);
+    struct cp_finish_args finish = {.out = rows_part(&result.out, &f->cut)};
+    finish.state =
+        panels_new(&rng, &f->format.state, &finish.out, is_within ? 0xff : 0);
+    struct cp_view lse = rows_part(&result.lse, &f->cut);
+    struct cut cut = f->cut;
+    for (int i = 0; i < f->parts; i++) {
+        cut.keys = f->ends[i] - cut.key;
+        struct ends ends = {.is_first = is_within && i == 0};
+        if (is_within && i == f->parts - 1) {
+            ends.out = finish.out;
+        }
+        /* An lse without an out is not looked at. */
+        if (is_within && (f->has_lse || ends.out.data == NULL)) {
+            ends.lse = lse;
+        }
+        attend_cut(f->p, &rng, f->ops, &f->format, &f->t, &cut, &finish.state, &ends);
+        if (is_within && ends.out.data == NULL) {
+            check_untouched(&result);
+        }
+        cut.key = f->ends[i];
+    }
+    if (!is_within) {
+        finish.lse = f->has_lse ? lse : (struct cp_view){0};
+        CHECK(f->ops->finish(&finish, NULL) == CP_OK);
+    }
+    return result;
+}
+
+/* The same bytes, and none outside the rows and heads asked for. */
+static void check_forward(const struct forward *f, const struct test_rng *rng)
+{
+    int first = block_count;
+    struct result want = forward_run(f, *rng, false);
+    struct result got = forward_run(f, *rng, true);
+    for (int i = 0; i < 2; i++) {
+        const struct block *a = &blocks[got.block + i], *b = &blocks[want.block + i];
+        CHECK_EQ_BYTES(a->base + GUARD, b->base + GUARD, a->bytes);
+    }
+    struct cp_view asked = rows_part(&got.out, &f->cut);
+    view_clear(&asked);
+    asked = rows_part(&got.lse, &f->cut);
+    view_clear(&asked);
+    check_untouched(&got);
+    blocks_end(first);
+}
+
+static void forward_init(struct forward *f, struct test_rng *rng,
+                         const struct problem *p)
+{
+    const struct oracle_input *in = &p->in;
+    *f = (struct forward){.p = p, .t = tensors_new(p, rng)};
+    f->cut = heads_from(rng, in, test_rng_range(rng, 0, in->heads - 1));
+    f->cut.row = test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->rows / 2);
+    f->cut.rows = in->rows - f->cut.row;
+    f->cut.rows -= test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, f->cut.rows / 2);
+    f->parts = (int)test_rng_range(rng, 1, PARTS_MOST);
+    int64_t end = 0;
+    for (int i = 0; i < f->parts; i++) {
+        /* Empty, all that is left, or some. */
+        int64_t left = in->keys - end, kind = test_rng_range(rng, 0, 4);
+        end += kind == 0 ? 0 : kind == 1 ? left : test_rng_range(rng, 0, left);
+        f->ends[i] = i == f->parts - 1 ? in->keys : end;
+        end = f->ends[i];
+    }
+    f->has_lse = test_rng_range(rng, 0, 2) > 0;
+}
+
+/* `is_long`: more keys than any kernel meets at a time, and dims that make them few. */
+static void forward_problem(struct problem *p, struct test_rng *rng,
+                            enum cp_dtype dtype, bool is_long)
+{
+    *p = (struct problem){.dtype = dtype, .type = oracle_type_of(dtype), .size = 1};
+    struct oracle_input *in = &p->in;
+    problem_shape(p, rng);
+    if (is_long) {
+        *in = (struct oracle_input){
+            .batch = 1,
+            .rows = test_rng_range(rng, 1, 60),
+            .keys = test_rng_range(rng, 1100, 2300),
+            .heads = 2,
+            .kv_heads = test_rng_range(rng, 1, 2),
+            .dim = test_rng_range(rng, 250, 256),
+            .value_dim = test_rng_range(rng, 250, 256),
+        };
+    }
+    in->scale = 1 / sqrt((double)in->dim);
+    in->is_causal = test_rng_range(rng, 0, 1) == 1;
+    in->q_first = test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->keys);
+    in->k_first =
+        test_rng_range(rng, 0, 1) * test_rng_range(rng, 0, in->q_first + in->rows);
+    problem_numbers(p, rng, false, test_rng_range(rng, 0, 1) == 1);
+}
+
+static void many_forwards(enum cp_dtype dtype, uint64_t stream, int count, bool is_long)
+{
+    struct test_rng rng = test_rng_init(stream);
+    for (int i = 0; i < count; i++) {
+        int first = block_count;
+        struct problem p;
+        struct forward f;
+        forward_problem(&p, &rng, dtype, is_long);
+        forward_init(&f, &rng, &p);
+        for (int isa = 0; (f.ops = cp_kernel_cpu_at(isa)) != NULL; isa++) {
+            const struct oracle_input *in = &p.in;
+            if (!f.ops->is_available() ||
+                f.ops->describe(dtype, in->dim, in->value_dim, &f.format) != CP_OK) {
+                continue;
+            }
+            TEST_CONTEXT("%s %s B %d rows %d of %d keys %d in %d heads %d of %d/%d D "
+                         "%d Dv %d at %d%s%d mask %d lse %d",
+                         f.ops->name, cp_dtype_name(dtype), (int)in->batch,
+                         (int)f.cut.rows, (int)in->rows, (int)in->keys, f.parts,
+                         (int)f.cut.heads, (int)in->heads, (int)in->kv_heads,
+                         (int)in->dim, (int)in->value_dim, (int)in->q_first,
+                         in->is_causal ? " causal " : "/", (int)in->k_first,
+                         in->mask != NULL, f.has_lse);
+            check_forward(&f, &rng);
+        }
+        (void)test_rng_next(&rng);
+        blocks_end(first);
+        problem_free(&p);
+    }
+}
+
+TEST(attend_begins_and_ends_by_itself)
+{
+    many_forwards(CP_DTYPE_FLOAT32, 9, 60, false);
+    many_forwards(CP_DTYPE_FLOAT64, 10, 40, false);
+    many_forwards(CP_DTYPE_BFLOAT16, 11, 60, false);
+    many_forwards(CP_DTYPE_FLOAT16, 12, 40, false);
+}
+
+TEST(attend_begins_and_ends_by_itself_with_many_keys)
+{
+    many_forwards(CP_DTYPE_FLOAT32, 13, 6, true);
+    many_forwards(CP_DTYPE_FLOAT64, 14, 4, true);
+    many_forwards(CP_DTYPE_BFLOAT16, 15, 6, true);
+    many_forwards(CP_DTYPE_FLOAT16, 16, 4, true);
 }
 
 /* The gradients of one call: dq, dk, dv in `out`, [41 * 5], [37 * 5], [37 * 3]. Every third row and the last have no

@@ -130,6 +130,7 @@ struct call {
     struct cp_format format;
     struct cp_attend_args attend;
     struct cp_finish_args finish;
+    struct cp_view out, lse; /* as attention itself ends */
     struct cp_delta_args delta;
     struct cp_grad_args grad;
     struct cp_view k, v; /* plain */
@@ -250,6 +251,13 @@ static void call_run(struct call *call, struct test_rng *rng,
         .lse = tensor(rng, sum, q->n[0], q->n[1], q->n[2], 1, false),
     };
     CHECK_EQ_I64(cp_spread_finish(&spread, &call->finish, NULL), CP_OK);
+    struct cp_attend_args within = call->attend;
+    memset(state->data, 0xff, (size_t)panels_bytes(state));
+    within.is_first = true;
+    within.out = call->out =
+        tensor(rng, call->dtype, q->n[0], q->n[1], q->n[2], v->n[3], false);
+    within.lse = call->lse = tensor(rng, sum, q->n[0], q->n[1], q->n[2], 1, false);
+    CHECK_EQ_I64(cp_spread_attend(&spread, &within, NULL), CP_OK);
     call->delta.delta = call->grad.delta =
         tensor(rng, sum, q->n[0], q->n[1], q->n[2], 1, false);
     CHECK_EQ_I64(cp_spread_delta(&spread, &call->delta, NULL), CP_OK);
@@ -267,6 +275,8 @@ static void check_call(const struct call *got, const struct call *want)
     /* Of the state, what belongs to a row: the rest of a group is whatever it was. */
     check_same(&got->finish.out, &want->finish.out);
     check_same(&got->finish.lse, &want->finish.lse);
+    check_same(&got->out, &want->finish.out);
+    check_same(&got->lse, &want->finish.lse);
     check_same(&got->delta.delta, &want->delta.delta);
     check_near(&got->grad.dq, &want->grad.dq);
     check_near(&got->grad.dk, &want->grad.dk);

@@ -7,6 +7,9 @@
  *           for each TILE_KEYS keys of the block that some row of the tile may see
  *             scores, limit where needed, soften, weigh
  *
+ * A tile's state is emptied right before its first block and its result written right after its last one, while the
+ * state is in the cache.
+ *
  * The block loop lies outside the rows: at 32,000 keys the panels of a head are 32 MB, and reading them once per
  * 48 rows would be bound by memory. A state is loaded and stored once per tile and TILE_KEYS.
  *
@@ -32,6 +35,8 @@ struct job {
 struct block {
     struct stretch stretch;
     const float *k, *v;
+    bool is_first; /* the states are still to be emptied */
+    bool is_last;  /* the results are to be written */
 };
 
 static int64_t scratch_bytes(const struct layout *layout)
@@ -102,17 +107,25 @@ static void attend_head(const struct job *job, const struct block *block, int64_
 {
     const struct cp_view *q = &job->args->q, *state = &job->args->state;
     const struct scorer *scorer = &job->scorer;
+    const struct layout *layout = &job->layout;
     const char *from = q->data + b * q->stride[0] + h * q->stride[2];
     float *panel =
         (float *)(void *)(state->data + b * state->stride[0] + h * state->stride[2]);
     for (int64_t row = 0; row < q->n[1]; row += QUERIES) {
         int64_t rows = q->n[1] - row < QUERIES ? q->n[1] - row : QUERIES;
         int64_t keys = seen_keys(scorer->place, &block->stretch, row, rows);
+        float *group = panel + row / QUERIES * layout->state_group;
+        if (block->is_first) {
+            memset(group, 0, (size_t)layout->state_group * sizeof *group);
+        }
         if (keys > 0) {
             load_queries(q, from + row * q->stride[1], rows, scorer->depth,
                          &scorer->scaling, scorer->queries);
-            attend_rows(job, block, panel + row / QUERIES * job->layout.state_group,
-                        row, rows, keys);
+            attend_rows(job, block, group, row, rows, keys);
+        }
+        if (block->is_last) {
+            finish_group(group, layout, &job->args->out, &job->args->lse, b, row, rows,
+                         h);
         }
     }
 }
@@ -131,6 +144,29 @@ static void attend_block(const struct job *job, struct block block, int64_t b,
     }
 }
 
+/* One kv head; a block without a key where there are no keys, for the states and results. */
+static void attend_kv_head(const struct job *job, int64_t block_keys, int64_t b,
+                           int64_t kv_head)
+{
+    const struct cp_attend_args *args = job->args;
+    const struct layout *layout = &job->layout;
+    const char *k = args->k.data + b * args->k.stride[0] + kv_head * args->k.stride[2];
+    const char *v = args->v.data + b * args->v.stride[0] + kv_head * args->v.stride[2];
+    int64_t key = 0;
+    do {
+        int64_t rest = args->k.n[1] - key;
+        struct block block = {
+            .k = (const float *)(const void *)k + key / GROUP * layout->k_group,
+            .v = (const float *)(const void *)v + key / V_KEYS * layout->v_group,
+            .stretch = {.first = key, .keys = rest < block_keys ? rest : block_keys},
+            .is_first = args->is_first && key == 0,
+            .is_last = args->out.data && rest <= block_keys,
+        };
+        attend_block(job, block, b, kv_head);
+        key += block_keys;
+    } while (key < args->k.n[1]);
+}
+
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
     (void)stream;
@@ -141,21 +177,7 @@ static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *
     block_keys = block_keys < TILE_KEYS ? TILE_KEYS : block_keys;
     for (int64_t b = 0; b < args->k.n[0]; b++) {
         for (int64_t h = 0; h < args->k.n[2]; h++) {
-            const char *k =
-                args->k.data + b * args->k.stride[0] + h * args->k.stride[2];
-            const char *v =
-                args->v.data + b * args->v.stride[0] + h * args->v.stride[2];
-            for (int64_t key = 0; key < args->k.n[1]; key += block_keys) {
-                int64_t rest = args->k.n[1] - key;
-                struct block block = {
-                    .k = (const float *)(const void *)k + key / GROUP * layout->k_group,
-                    .v =
-                        (const float *)(const void *)v + key / V_KEYS * layout->v_group,
-                    .stretch = {.first = key,
-                                .keys = rest < block_keys ? rest : block_keys},
-                };
-                attend_block(&job, block, b, h);
-            }
+            attend_kv_head(&job, block_keys, b, h);
         }
     }
     return CP_OK;

@@ -142,41 +142,6 @@ static void REAL_NAME(tile_attend)(struct REAL_NAME(tile) * tile,
     }
 }
 
-static void REAL_NAME(attend)(const struct cp_attend_args *args)
-{
-    const struct cp_view *q = &args->q, *k = &args->k, *v = &args->v,
-                         *state = &args->state;
-    struct REAL_NAME(tile) tile = REAL_NAME(tile_view)(args->scratch, q->n[3], v->n[3]);
-    struct REAL_NAME(spot) at = {0};
-    for (at.batch = 0; at.batch < q->n[0]; at.batch++) {
-        for (at.head = 0; at.head < q->n[2]; at.head++) {
-            int64_t kv_head = cp_place_kv_head(&args->place, at.head);
-            const void *keys =
-                k->data + at.batch * k->stride[0] + kv_head * k->stride[2];
-            const void *values =
-                v->data + at.batch * v->stride[0] + kv_head * v->stride[2];
-            void *states =
-                state->data + at.batch * state->stride[0] + at.head * state->stride[2];
-            for (at.key = 0; at.key < k->n[1]; at.key += REAL_NAME(STRETCH)) {
-                for (at.query = 0; at.query < q->n[1]; at.query += LANES) {
-                    int64_t left = q->n[1] - at.query;
-                    at.queries = left < LANES ? left : LANES;
-                    int64_t seen = REAL_NAME(visible)(&args->place,
-                                                      at.query + at.queries, k->n[1]) -
-                                   at.key;
-                    at.keys = seen < REAL_NAME(STRETCH) ? seen : REAL_NAME(STRETCH);
-                    if (at.keys > 0) {
-                        REAL *rows = (REAL *)states + at.query * (tile.value_dim + 2);
-                        REAL_NAME(tile_load)(&tile, q, rows, &at);
-                        REAL_NAME(tile_attend)(&tile, args, &at, keys, values);
-                        REAL_NAME(tile_store)(&tile, rows, at.queries);
-                    }
-                }
-            }
-        }
-    }
-}
-
 static void REAL_NAME(pack)(const struct cp_view *to, const struct cp_view *from)
 {
     for (int64_t b = 0; b < from->n[0]; b++) {
@@ -194,14 +159,12 @@ static void REAL_NAME(pack)(const struct cp_view *to, const struct cp_view *from
 
 /* One row of out and lse. Divides a few numbers at a time, since there is no scratch.
  */
-static void REAL_NAME(finish_row)(const struct cp_finish_args *args, int64_t b,
-                                  int64_t i, int64_t h)
+static void REAL_NAME(finish_row)(const REAL *row, const struct cp_view *out,
+                                  const struct cp_view *lse, int64_t b, int64_t i,
+                                  int64_t h)
 {
     enum { CHUNK = 64 };
-    const struct cp_view *state = &args->state, *out = &args->out, *lse = &args->lse;
     int64_t dim = out->n[3];
-    const void *panel = state->data + b * state->stride[0] + h * state->stride[2];
-    const REAL *row = (const REAL *)panel + i * (dim + 2);
     REAL max = row[dim], sum = row[dim + 1];
     char *to = out->data + b * out->stride[0] + i * out->stride[1] + h * out->stride[2];
     for (int64_t first = 0; first < dim; first += CHUNK) {
@@ -224,11 +187,80 @@ static void REAL_NAME(finish_row)(const struct cp_finish_args *args, int64_t b,
 
 static void REAL_NAME(finish)(const struct cp_finish_args *args)
 {
-    for (int64_t b = 0; b < args->out.n[0]; b++) {
-        for (int64_t h = 0; h < args->out.n[2]; h++) {
-            for (int64_t i = 0; i < args->out.n[1]; i++) {
-                REAL_NAME(finish_row)(args, b, i, h);
+    const struct cp_view *state = &args->state, *out = &args->out;
+    for (int64_t b = 0; b < out->n[0]; b++) {
+        for (int64_t h = 0; h < out->n[2]; h++) {
+            const void *rows =
+                state->data + b * state->stride[0] + h * state->stride[2];
+            for (int64_t i = 0; i < out->n[1]; i++) {
+                REAL_NAME(finish_row)((const REAL *)rows + i * (out->n[3] + 2), out,
+                                      &args->lse, b, i, h);
             }
+        }
+    }
+}
+
+/* A tile of queries and the stretch of keys that begins at at->key: its state is emptied
+ * before the first key that ever is, its results are written after the last one. */
+static void REAL_NAME(attend_stretch)(struct REAL_NAME(tile) * tile,
+                                      const struct cp_attend_args *args,
+                                      const struct REAL_NAME(spot) * at, const REAL *k,
+                                      const REAL *v, REAL *rows)
+{
+    int64_t row_size = tile->value_dim + 2;
+    if (args->is_first && at->key == 0) {
+        memset(rows, 0, (size_t)(at->queries * row_size) * sizeof *rows);
+    }
+    if (at->keys > 0) {
+        REAL_NAME(tile_load)(tile, &args->q, rows, at);
+        REAL_NAME(tile_attend)(tile, args, at, k, v);
+        REAL_NAME(tile_store)(tile, rows, at->queries);
+    }
+    if (args->out.data != NULL && args->k.n[1] - at->key <= REAL_NAME(STRETCH)) {
+        for (int64_t i = 0; i < at->queries; i++) {
+            REAL_NAME(finish_row)(rows + i * row_size, &args->out, &args->lse,
+                                  at->batch, at->query + i, at->head);
+        }
+    }
+}
+
+/* One query head; a stretch without a key where there are no keys, for the states and
+ * results. */
+static void REAL_NAME(attend_head)(struct REAL_NAME(tile) * tile,
+                                   const struct cp_attend_args *args, int64_t batch,
+                                   int64_t head)
+{
+    const struct cp_view *q = &args->q, *k = &args->k, *v = &args->v,
+                         *state = &args->state;
+    int64_t kv_head = cp_place_kv_head(&args->place, head);
+    const void *keys = k->data + batch * k->stride[0] + kv_head * k->stride[2];
+    const void *values = v->data + batch * v->stride[0] + kv_head * v->stride[2];
+    void *states = state->data + batch * state->stride[0] + head * state->stride[2];
+    struct REAL_NAME(spot) at = {.batch = batch, .head = head};
+    do {
+        for (at.query = 0; at.query < q->n[1]; at.query += LANES) {
+            int64_t left = q->n[1] - at.query;
+            at.queries = left < LANES ? left : LANES;
+            int64_t seen =
+                REAL_NAME(visible)(&args->place, at.query + at.queries, k->n[1]) -
+                at.key;
+            at.keys = seen < REAL_NAME(STRETCH) ? seen : REAL_NAME(STRETCH);
+            REAL_NAME(attend_stretch)(tile, args, &at, keys, values,
+                                      (REAL *)states +
+                                          at.query * (tile->value_dim + 2));
+        }
+        at.key += REAL_NAME(STRETCH);
+    } while (at.key < k->n[1]);
+}
+
+static void REAL_NAME(attend)(const struct cp_attend_args *args)
+{
+    const struct cp_view *q = &args->q;
+    struct REAL_NAME(tile) tile =
+        REAL_NAME(tile_view)(args->scratch, q->n[3], args->v.n[3]);
+    for (int64_t b = 0; b < q->n[0]; b++) {
+        for (int64_t h = 0; h < q->n[2]; h++) {
+            REAL_NAME(attend_head)(&tile, args, b, h);
         }
     }
 }

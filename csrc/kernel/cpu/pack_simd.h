@@ -112,10 +112,29 @@ static void finish_lse(const float *state, const struct layout *layout, char *to
     }
 }
 
+/* The `rows` rows of one state group, which begin at `row` of the views. lse.data NULL: not wanted. */
+static void finish_group(const float *state, const struct layout *layout,
+                         const struct cp_view *out, const struct cp_view *lse,
+                         int64_t b, int64_t row, int64_t rows, int64_t h)
+{
+    char *to =
+        out->data + b * out->stride[0] + row * out->stride[1] + h * out->stride[2];
+    for (int64_t first = 0; first < rows; first += GROUP) {
+        finish_rows(state, layout, out, to + first * out->stride[1], first,
+                    rows - first);
+    }
+    if (lse->data) {
+        finish_lse(state, layout,
+                   lse->data + b * lse->stride[0] + row * lse->stride[1] +
+                       h * lse->stride[2],
+                   lse->stride[1], rows);
+    }
+}
+
 static enum cp_code finish(const struct cp_finish_args *args, struct cp_stream *stream)
 {
     (void)stream;
-    const struct cp_view *out = &args->out, *lse = &args->lse;
+    const struct cp_view *out = &args->out;
     struct layout layout = layout_of(1, out->n[3]);
     for (int64_t b = 0; b < out->n[0]; b++) {
         for (int64_t h = 0; h < out->n[2]; h++) {
@@ -125,18 +144,7 @@ static enum cp_code finish(const struct cp_finish_args *args, struct cp_stream *
                 const float *state = (const float *)(const void *)panel +
                                      row / QUERIES * layout.state_group;
                 int64_t rows = out->n[1] - row < QUERIES ? out->n[1] - row : QUERIES;
-                char *to = out->data + b * out->stride[0] + row * out->stride[1] +
-                           h * out->stride[2];
-                for (int64_t first = 0; first < rows; first += GROUP) {
-                    finish_rows(state, &layout, out, to + first * out->stride[1], first,
-                                rows - first);
-                }
-                if (lse->data) {
-                    finish_lse(state, &layout,
-                               lse->data + b * lse->stride[0] + row * lse->stride[1] +
-                                   h * lse->stride[2],
-                               lse->stride[1], rows);
-                }
+                finish_group(state, &layout, out, &args->lse, b, row, rows, h);
             }
         }
     }
