@@ -40,6 +40,23 @@ __device__ Sum weigh(Sum (&score)[CP_SCORE_BLOCK], int count, row_state<Sum> *st
     return shrink;
 }
 
+/* The result of a row, whose outputs are at `from`: each `step`th number on from `first`, of
+ * so many threads that share the row. T: what out is stored in. */
+template <class T>
+__device__ void write_result(const cp_view &out, const cp_view &lse, const cp_spot &at,
+                             const cp_sum<T> *from, const row_state<cp_sum<T>> &state,
+                             int64_t first, int64_t step)
+{
+    char *to = cp_address(out, at.batch, at.row, at.head);
+    for (int64_t i = first; i < out.n[3]; i += step) {
+        cp_narrow(cp_result(from[i], state.sum), (T *)(to + i * out.stride[3]));
+    }
+    if (lse.data != nullptr && first == 0) {
+        *(cp_sum<T> *)cp_address(lse, at.batch, at.row, at.head) =
+            cp_result_lse(state.max, state.sum);
+    }
+}
+
 template <class T>
 __global__ void __launch_bounds__(CP_SCORE_THREADS) attend_kernel(cp_attend_args args)
 {
@@ -49,7 +66,7 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) attend_kernel(cp_attend_args
         return;
     }
     int64_t keys = cp_visible(args.place, at.row, args.k.n[1]);
-    if (keys == 0) {
+    if (keys == 0 && !cp_has_end(args)) {
         return;
     }
     int64_t head_dim = args.q.n[3], value_dim = args.v.n[3];
@@ -58,12 +75,15 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) attend_kernel(cp_attend_args
     cp_rows k = cp_rows_of(args.k, at.batch, 0, kv_head);
     cp_rows v = cp_rows_of(args.v, at.batch, 0, kv_head);
     cp_mask_plane mask = cp_mask_of(args.mask, at.batch, at.head);
-    Sum *out = (Sum *)(args.state.data + at.batch * args.state.stride[0] +
-                       at.head * args.state.stride[2]) +
-               at.row * (value_dim + 2);
-    row_state<Sum> state = {out[value_dim], out[value_dim + 1]};
-    bool is_empty = state.sum == 0; /* what lies there then counts for nothing */
-    state.max = is_empty ? -cp_infinity<Sum>() : state.max;
+    Sum *to = (Sum *)(args.state.data + at.batch * args.state.stride[0] +
+                      at.head * args.state.stride[2]) +
+              at.row * (value_dim + 2);
+    row_state<Sum> state = {-cp_infinity<Sum>(), 0};
+    /* What lies there then counts for nothing. */
+    bool is_empty = args.is_first || to[value_dim + 1] == 0;
+    if (!is_empty) {
+        state = {to[value_dim], to[value_dim + 1]};
+    }
     for (int64_t key = 0; key < keys; key += CP_SCORE_BLOCK) {
         int count = keys - key < CP_SCORE_BLOCK ? (int)(keys - key) : CP_SCORE_BLOCK;
         Sum score[CP_SCORE_BLOCK];
@@ -84,14 +104,18 @@ __global__ void __launch_bounds__(CP_SCORE_THREADS) attend_kernel(cp_attend_args
                     add += score[i] * cp_load<T>(value);
                 }
             }
-            out[j] = is_empty ? add : out[j] * shrink + add;
+            to[j] = is_empty ? add : to[j] * shrink + add;
         }
         is_empty = false;
         k.data += CP_SCORE_BLOCK * k.row;
         v.data += CP_SCORE_BLOCK * v.row;
     }
-    out[value_dim] = state.max;
-    out[value_dim + 1] = state.sum;
+    if (args.out.data == nullptr) {
+        to[value_dim] = state.max;
+        to[value_dim + 1] = state.sum;
+        return;
+    }
+    write_result<T>(args.out, args.lse, at, to, state, 0, 1);
 }
 
 constexpr unsigned FINISH_THREADS = 64;
@@ -102,21 +126,13 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish_kernel(cp_finish_args a
 {
     using Sum = cp_sum<T>;
     int64_t rows = args.out.n[1], heads = args.out.n[2], dim = args.out.n[3];
-    int64_t row = blockIdx.x % rows, outer = blockIdx.x / rows;
-    int64_t head = outer % heads, batch = outer / heads;
-    const Sum *state = (const Sum *)(args.state.data + batch * args.state.stride[0] +
-                                     head * args.state.stride[2]) +
-                       row * (dim + 2);
-    Sum max = state[dim], sum = state[dim + 1];
-    char *out = cp_address(args.out, batch, row, head);
-    for (int64_t i = threadIdx.x; i < dim; i += FINISH_THREADS) {
-        cp_narrow(sum == 0 ? (Sum)0 : state[i] / sum,
-                  (T *)(out + i * args.out.stride[3]));
-    }
-    if (args.lse.data != nullptr && threadIdx.x == 0) {
-        *(Sum *)cp_address(args.lse, batch, row, head) =
-            sum == 0 ? -cp_infinity<Sum>() : max + cp_log(sum);
-    }
+    int64_t outer = blockIdx.x / rows;
+    cp_spot at = {outer / heads, outer % heads, blockIdx.x % rows};
+    const Sum *state = (const Sum *)(args.state.data + at.batch * args.state.stride[0] +
+                                     at.head * args.state.stride[2]) +
+                       at.row * (dim + 2);
+    write_result<T>(args.out, args.lse, at, state, {state[dim], state[dim + 1]},
+                    threadIdx.x, FINISH_THREADS);
 }
 
 } // namespace

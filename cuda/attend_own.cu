@@ -1,7 +1,8 @@
 /* The own kernel's forward pass: a block has rows of one query head and goes over the keys
  * that they see, which come to shared memory tile by tile.
  *
- * The outputs of a block's rows lie in registers until they are folded into the state.
+ * The outputs of a block's rows lie in registers until they are folded into the state, or, of
+ * the last keys, with it into the result.
  * Cost: 2 (D + Dv) operations a score, on tensor cores in bfloat16 and float16, by fused
  * multiply-adds in float32. */
 #include "cuda_api.h"
@@ -64,12 +65,15 @@ template <class Shape> __device__ void begin(rows_state<Shape> &rows)
     }
 }
 
-/* Folds row i of the lane into its state in memory, whose maximum and sum were as given. */
+/* Folds row i of the lane into its state in memory, whose maximum and sum were as given, or
+ * both into the result. */
 template <class Shape>
-__device__ void merge(const rows_state<Shape> &rows, int i, float *to, int dim,
-                      float old_max, float old_sum)
+__device__ void merge(const rows_state<Shape> &rows, int i, const cp_attend_args &args,
+                      const cp_spot &at, float *to, int dim, float old_max,
+                      float old_sum)
 {
     using Product = typename Shape::Product;
+    using Number = typename Product::Number;
     using Lanes = cp_lanes<Product::LANES, Product::SUM_GROUP>;
     float max = rows.max[i];
     bool is_empty = old_sum == 0; /* what lies there then counts for nothing */
@@ -77,17 +81,32 @@ __device__ void merge(const rows_state<Shape> &rows, int i, float *to, int dim,
     float base = top == -cp_infinity<float>() ? 0 : top;
     float keep = is_empty ? 0 : Product::exp(old_max - base);
     float weight = Product::exp(max - base);
+    float total = old_sum * keep + weight * rows.sum[i];
+    bool is_last = args.out.data != nullptr;
+    char *out = is_last ? cp_address(args.out, at.batch, at.row, at.head) : nullptr;
     CP_CUDA_UNROLL
     for (int j = 0; j < Shape::LANE_COLUMNS; j++) {
-        int at = Lanes::column(j);
-        if (at < dim) {
+        int column = Lanes::column(j);
+        if (column < dim) {
             float add = weight * rows.out[i][j];
-            to[at] = is_empty ? add : to[at] * keep + add;
+            float value = is_empty ? add : to[column] * keep + add;
+            if (is_last) {
+                cp_narrow(cp_result(value, total),
+                          (Number *)(out + column * args.out.stride[3]));
+            } else {
+                to[column] = value;
+            }
         }
     }
-    if (Lanes::column(0) == 0) {
+    if (Lanes::column(0) != 0) {
+        return;
+    }
+    if (!is_last) {
         to[dim] = top;
-        to[dim + 1] = old_sum * keep + weight * rows.sum[i];
+        to[dim + 1] = total;
+    } else if (args.lse.data != nullptr) {
+        *(float *)cp_address(args.lse, at.batch, at.row, at.head) =
+            cp_result_lse(top, total);
     }
 }
 
@@ -102,24 +121,28 @@ __device__ float over_lanes(float number, const Fold &fold)
     return number;
 }
 
-/* The warp's rows, which begin at `first`, are folded into the state of their head. */
+/* The warp's rows, the first of which is given, end: in the state or in the result. Where those
+ * lie is found here, behind the loop over keys: kept over it, it would spill. */
 template <class Shape>
-__device__ void end(rows_state<Shape> &rows, const cp_view &state, float *panel,
-                    int64_t first)
+__device__ void end(rows_state<Shape> &rows, const cp_attend_args &args,
+                    const cp_spot &first)
 {
     using Product = typename Shape::Product;
-    int dim = (int)state.n[3];
+    int dim = (int)args.state.n[3];
+    float *panel = (float *)(args.state.data + first.batch * args.state.stride[0] +
+                             first.head * args.state.stride[2]);
     CP_CUDA_UNROLL
     for (int i = 0; i < Shape::LANE_ROWS; i++) {
-        int64_t row = first + cp_lanes<Product::LANES, 1>::row(i);
-        float *to = panel + row * (dim + 2);
-        bool is_row = row < state.n[1];
-        float old_max = is_row ? to[dim] : 0, old_sum = is_row ? to[dim + 1] : 0;
+        cp_spot at = first;
+        at.row += cp_lanes<Product::LANES, 1>::row(i);
+        float *to = panel + at.row * (dim + 2);
+        bool is_row = at.row < args.q.n[1], is_old = is_row && !args.is_first;
+        float old_max = is_old ? to[dim] : 0, old_sum = is_old ? to[dim + 1] : 0;
         rows.sum[i] =
             over_lanes<Product>(rows.sum[i], [](float a, float b) { return a + b; });
         __syncwarp(); /* all lanes have read maximum and sum */
         if (is_row) {
-            merge(rows, i, to, dim, old_max, old_sum);
+            merge(rows, i, args, at, to, dim, old_max, old_sum);
         }
     }
 }
@@ -161,7 +184,7 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
     cp_spot at = cp_spot_of_block(args.q.n[2], args.q.n[1], ROWS);
     int64_t all = args.q.n[1], last = at.row + ROWS < all ? at.row + ROWS : all;
     int64_t keys = cp_visible(args.place, last - 1, args.k.n[1]);
-    if (keys == 0) {
+    if (keys == 0 && !cp_has_end(args)) {
         return;
     }
     int head_dim = (int)args.q.n[3], value_dim = (int)args.v.n[3];
@@ -218,10 +241,7 @@ __global__ void __launch_bounds__(CP_TILE_THREADS, Shape::BLOCKS)
         here = next;
         next = done;
     }
-    /* Where the state lies is found behind the loop: kept over it, it would spill. */
-    float *panel = (float *)(args.state.data + at.batch * args.state.stride[0] +
-                             at.head * args.state.stride[2]);
-    end(rows, args.state, panel, warp_first);
+    end(rows, args, {at.batch, at.head, warp_first});
 }
 
 } // namespace

@@ -51,6 +51,9 @@ struct cp_merge_args {
     struct cp_view lse;   /* (B, rows, heads, 1), natural log, dtype of sums; -inf: the
                              row saw no key */
     struct cp_view state; /* panels of (B, rows, heads, Dv) */
+    /* As is_first, out and lse of struct cp_attend_args. */
+    bool is_first;
+    struct cp_view result, result_lse;
 };
 enum cp_code cp_cuda_merge(const struct cp_merge_args *args, struct cp_stream *stream);
 

@@ -1,5 +1,6 @@
 /* A block is cut into parts that packages take (causal_cut.h, group_run.h); each is answered
- * and merged into the plain kernel's state, or its gradients added to the sums. */
+ * and merged into the plain kernel's state or the result, or its gradients added to the
+ * sums. */
 #include "kernel_package.h"
 
 #include "base/checked.h"
@@ -29,13 +30,14 @@ struct part {
 
 enum { MOST_PARTS = CP_MOST_PIECES * CP_MOST_RUNS };
 
-/* Their number; none where nothing is seen. */
+/* Their number; none where q or k are empty. `has_blind`: as of cp_causal_cut. */
 static int cut(const struct cp_place *place, const struct cp_view *q,
-               const struct cp_view *k, struct part parts[MOST_PARTS])
+               const struct cp_view *k, bool has_blind, struct part parts[MOST_PARTS])
 {
     struct cp_piece pieces[CP_MOST_PIECES];
     bool is_empty = cp_view_count(q) == 0 || cp_view_count(k) == 0;
-    int pieces_count = is_empty ? 0 : cp_causal_cut(place, q->n[1], k->n[1], pieces);
+    int pieces_count =
+        is_empty ? 0 : cp_causal_cut(place, q->n[1], k->n[1], has_blind, pieces);
     int count = 0;
     for (int i = 0; i < pieces_count; i++) {
         for (int64_t head = 0; head < q->n[2]; count++) {
@@ -67,23 +69,48 @@ static struct cp_view cut_keys(const struct cp_view *view, const struct part *pa
 
 /* ---- attend ---- */
 
-static enum cp_code attend_part(const struct cp_attend_args *args,
-                                const struct part *part, struct cp_stream *stream)
+/* A part of the block as one of its own. */
+static struct cp_attend_args attend_args(const struct cp_attend_args *args,
+                                         const struct part *part)
+{
+    struct cp_attend_args own = *args;
+    own.q = cut_rows(&args->q, part);
+    own.k = cut_keys(&args->k, part);
+    own.v = cut_keys(&args->v, part);
+    own.state = cp_kernel_cuda_state(&args->state, part->piece.row, part->run.head);
+    own.state.n[1] = part->piece.rows;
+    own.state.n[2] = part->run.heads;
+    own.out = cut_rows(&args->out, part);
+    own.lse = cut_rows(&args->lse, part);
+    own.place.q_first += part->piece.row;
+    own.place.k_first += part->piece.key;
+    own.place.head_first += part->run.head;
+    own.place.kv_head_first += part->run.kv_head;
+    cp_piece_ends(&own, &part->piece);
+    return own;
+}
+
+/* Of the part alone. */
+static enum cp_code answer_and_merge(const struct cp_attend_args *args,
+                                     bool is_diagonal, struct cp_stream *stream)
 {
     const struct cp_package *package = args->package;
     const struct cp_package_block block = {
-        .q = cut_rows(&args->q, part),
-        .k = cut_keys(&args->k, part),
-        .v = cut_keys(&args->v, part),
+        .q = args->q,
+        .k = args->k,
+        .v = args->v,
         .scale = args->scale,
-        .is_causal = part->piece.is_diagonal,
+        .is_causal = is_diagonal,
     };
     struct cp_package_answer answer;
     CP_TRY(package->answer(package, &block, &answer));
     const struct cp_merge_args merge = {
         .out = answer.out,
         .lse = answer.lse,
-        .state = cp_kernel_cuda_state(&args->state, part->piece.row, part->run.head),
+        .state = args->state,
+        .is_first = args->is_first,
+        .result = args->out,
+        .result_lse = args->lse,
     };
     enum cp_code code = cp_cuda_merge(&merge, stream);
     package->release(package, &answer.held);
@@ -93,9 +120,16 @@ static enum cp_code attend_part(const struct cp_attend_args *args,
 static enum cp_code attend(const struct cp_attend_args *args, struct cp_stream *stream)
 {
     struct part parts[MOST_PARTS];
-    int count = cut(&args->place, &args->q, &args->k, parts);
+    bool has_blind = cp_piece_wants_blind(args);
+    int count = cut(&args->place, &args->q, &args->k, has_blind, parts);
+    if (count == 0 && has_blind) {
+        return cp_kernel_own_attend(args, stream);
+    }
     for (int i = 0; i < count; i++) {
-        CP_TRY(attend_part(args, &parts[i], stream));
+        const struct cp_attend_args part = attend_args(args, &parts[i]);
+        CP_TRY(parts[i].piece.keys == 0
+                   ? cp_kernel_own_attend(&part, stream)
+                   : answer_and_merge(&part, parts[i].piece.is_diagonal, stream));
     }
     return CP_OK;
 }
@@ -186,7 +220,7 @@ static enum cp_code grad(const struct cp_grad_args *args, struct cp_stream *stre
     int64_t lse_bytes = cp_view_count(&args->lse) * cp_dtype_bytes(args->lse.dtype);
     struct cp_package_outcome outcome;
     struct part parts[MOST_PARTS];
-    int count = cut(&args->place, &args->q, &args->k, parts);
+    int count = cut(&args->place, &args->q, &args->k, false, parts);
     char *room = NULL;
     void *held = NULL;
     if (args->has_dlse || count == 0) {

@@ -124,22 +124,21 @@ static bool is_empty(const struct cp_view *q, const struct cp_view *k)
     return cp_view_count(q) == 0 || k->n[1] == 0 || k->n[2] == 0;
 }
 
-/* What takes a piece of a block that some op takes. */
+/* What takes a piece of a block that some op takes; NULL: our own kernel. */
 static const struct cp_torch_op *choose_for(const struct cp_torch_block *block,
                                             const struct cp_piece *piece)
 {
     struct cp_torch_block part = *block;
     part.rows = piece->rows;
     part.keys = piece->keys;
-    return cp_torch_op_choose(&part, NULL, 0);
+    return piece->keys == 0 ? NULL : cp_torch_op_choose(&part, NULL, 0);
 }
 
 static struct cp_view rows_of(const struct cp_view *view, int64_t first, int64_t count)
 {
-    struct cp_view rows = *view;
-    rows.data += first * view->stride[1];
-    rows.n[1] = count;
-    return rows;
+    const int64_t from[CP_AXES] = {0, first, 0, 0};
+    const int64_t n[CP_AXES] = {view->n[0], count, view->n[2], view->n[3]};
+    return cp_view_box(view, from, n);
 }
 
 static struct cp_place place_of(const struct cp_place *place,
@@ -163,7 +162,10 @@ static struct cp_attend_args attend_piece(const struct cp_attend_args *args,
     part.v = rows_of(&args->v, piece->key, piece->keys);
     part.state = cp_kernel_cuda_state(&args->state, piece->row, 0);
     part.state.n[1] = piece->rows;
+    part.out = rows_of(&args->out, piece->row, piece->rows);
+    part.lse = rows_of(&args->lse, piece->row, piece->rows);
     part.place = place_of(&args->place, piece);
+    cp_piece_ends(&part, piece);
     return part;
 }
 
@@ -174,7 +176,13 @@ static enum cp_code answer_and_merge(const struct site *site,
     struct cp_torch_answer answer;
     CP_TRY(cp_torch_op_run(site->torch, op, site->device, args, is_causal, &answer));
     struct cp_merge_args merge = {
-        .out = answer.out, .lse = answer.lse, .state = args->state};
+        .out = answer.out,
+        .lse = answer.lse,
+        .state = args->state,
+        .is_first = args->is_first,
+        .result = args->out,
+        .result_lse = args->lse,
+    };
     enum cp_code code = cp_cuda_merge(&merge, site->stream);
     cp_torch_answer_free(site->torch, &answer);
     return code;
@@ -185,7 +193,8 @@ static enum cp_code attend_by_pieces(const struct site *site,
                                      const struct cp_attend_args *args)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
-    int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
+    int count = cp_causal_cut(&args->place, block->rows, block->keys,
+                              cp_piece_wants_blind(args), pieces);
     for (int i = 0; i < count; i++) {
         const struct cp_torch_op *op = choose_for(block, &pieces[i]);
         struct cp_attend_args part = attend_piece(args, &pieces[i]);
@@ -248,7 +257,7 @@ static enum cp_code grad_by_pieces(const struct site *site,
                                    const struct cp_grad_args *args)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
-    int count = cp_causal_cut(&args->place, block->rows, block->keys, pieces);
+    int count = cp_causal_cut(&args->place, block->rows, block->keys, false, pieces);
     for (int i = 0; i < count; i++) {
         const struct cp_torch_op *op = choose_for(block, &pieces[i]);
         struct cp_grad_args part = grad_piece(args, &pieces[i]);

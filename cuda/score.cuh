@@ -1,4 +1,4 @@
-/* Where rows, heads and masks are and who sees whom, which all kernels share; and, for the
+/* Where rows, heads and masks are, who sees whom and how a row ends, which all kernels share; and, for the
  * plain kernel, dot products of one row with a block of rows.
  *
  * A thread of the plain kernel has one row a; the rows b of a block are the same for all
@@ -96,6 +96,24 @@ __device__ inline int64_t cp_visible(const cp_place &place, int64_t query, int64
     }
     int64_t seen = place.q_first + query + 1 - place.k_first;
     return seen < 0 ? 0 : (seen < keys ? seen : keys);
+}
+
+/* Whether a row that sees none of the keys gets an answer nevertheless. */
+__device__ inline bool cp_has_end(const cp_attend_args &args)
+{
+    return args.is_first || args.out.data != nullptr;
+}
+
+/* The result of a row with that maximum and sum, when no key follows: a number of its output,
+ * and its lse. */
+template <class Sum> __device__ inline Sum cp_result(Sum output, Sum sum)
+{
+    return sum == 0 ? (Sum)0 : output / sum;
+}
+
+template <class Sum> __device__ inline Sum cp_result_lse(Sum max, Sum sum)
+{
+    return sum == 0 ? -cp_infinity<Sum>() : max + cp_log(sum);
 }
 
 /* The first query that can see a key. */

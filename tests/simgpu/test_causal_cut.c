@@ -14,7 +14,7 @@ static bool sees(const struct cp_piece *piece, int64_t row, int64_t key)
 static void check_cut(const struct cp_place *place, int64_t rows, int64_t keys)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
-    int count = cp_causal_cut(place, rows, keys, pieces);
+    int count = cp_causal_cut(place, rows, keys, false, pieces);
     TEST_CONTEXT("%d rows from %d, %d keys from %d%s", (int)rows, (int)place->q_first,
                  (int)keys, (int)place->k_first, place->is_causal ? ", causal" : "");
     for (int64_t row = 0; row < rows; row++) {
@@ -36,6 +36,32 @@ static void check_cut(const struct cp_place *place, int64_t rows, int64_t keys)
     }
 }
 
+/* Each row is begun by its first piece and ended by its last one, and, if it is asked for, a row
+ * that sees no key has one too. */
+static void check_ends(const struct cp_place *place, int64_t rows, int64_t keys)
+{
+    struct cp_piece seen[CP_MOST_PIECES], all[CP_MOST_PIECES];
+    int seen_count = cp_causal_cut(place, rows, keys, false, seen);
+    int count = cp_causal_cut(place, rows, keys, true, all);
+    CHECK(count <= CP_MOST_PIECES);
+    for (int64_t row = 0; row < rows; row++) {
+        bool is_begun = false, is_ended = false;
+        for (int i = 0; i < count; i++) {
+            if (row >= all[i].row && row < all[i].row + all[i].rows) {
+                CHECK(all[i].is_first == !is_begun && !is_ended);
+                is_begun = true;
+                is_ended = all[i].is_last;
+            }
+        }
+        CHECK(is_begun && is_ended);
+    }
+    int blind = count - seen_count;
+    CHECK(blind == 0 || (blind == 1 && all[0].keys == 0 && all[0].rows > 0));
+    for (int i = 0; i < seen_count; i++) {
+        CHECK_EQ_BYTES(&seen[i], &all[i + blind], sizeof seen[i]);
+    }
+}
+
 TEST(what_is_seen_is_in_one_piece)
 {
     for (int64_t rows = 1; rows <= MOST; rows++) {
@@ -44,8 +70,10 @@ TEST(what_is_seen_is_in_one_piece)
                 struct cp_place place = {
                     .q_first = 20 + lead, .k_first = 20, .is_causal = true};
                 check_cut(&place, rows, keys);
+                check_ends(&place, rows, keys);
                 place.is_causal = false;
                 check_cut(&place, rows, keys);
+                check_ends(&place, rows, keys);
             }
         }
     }
@@ -55,11 +83,11 @@ TEST(whole_blocks_stay_whole)
 {
     struct cp_piece pieces[CP_MOST_PIECES];
     struct cp_place place = {.q_first = 7, .k_first = 7, .is_causal = true};
-    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 1);
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, false, pieces), 1);
     CHECK(pieces[0].is_diagonal && pieces[0].rows == 5);
     place.k_first = 3; /* the first row sees keys 3 to 7 */
-    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 1);
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, false, pieces), 1);
     CHECK(!pieces[0].is_diagonal && pieces[0].rows == 5 && pieces[0].keys == 5);
     place.k_first = 12; /* the last row is 11 */
-    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, pieces), 0);
+    CHECK_EQ_I64(cp_causal_cut(&place, 5, 5, false, pieces), 0);
 }

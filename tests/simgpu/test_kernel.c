@@ -11,8 +11,10 @@
 #include "device_cuda.h"
 #include "judge.h"
 #include "kernel/kernel_cpu.h"
+#include "kernel/package.h"
 #include "kernel_cuda.h"
 #include "kernel_own.h"
+#include "kernel_package.h"
 #include "kernel_torch.h"
 #include "layout.h"
 #include "sim_torch.h"
@@ -22,9 +24,14 @@ enum { GUARD = 192, GUARD_BYTE = 0xa5, TENSORS = 12 };
 
 /* ---- where a kernel works ---- */
 
+/* When a call that one attend begins and ends leaves the state alone. */
+enum leaves { NEVER, NOT_CAUSAL, ALWAYS };
+
 /* The host, or the CUDA device with a stream. */
 struct machine {
     const struct cp_kernel_ops *ops;
+    const struct cp_package *package;
+    enum leaves leaves_state;
     struct cp_device *device;
     cudaStream_t stream; /* of the device */
     bool is_cuda;
@@ -159,7 +166,11 @@ static struct tensor tensor_new(const struct machine *on, struct test_rng *rng,
 
 /* ---- one random call ---- */
 
+/* What begins and ends a row: zeros and finish, or attend itself, which may have no lse to give. */
+enum ends { BY_FINISH, BY_ATTEND, WITHOUT_LSE };
+
 struct problem {
+    enum ends ends;
     enum cp_dtype dtype, mask_dtype; /* mask NONE: none */
     int64_t batch, rows, keys, heads, kv_heads, dim, value_dim;
     int64_t mask_n[CP_AXES];
@@ -333,6 +344,8 @@ static void problem_free(struct problem *p)
 
 /* ---- running it ---- */
 
+static int left_alone; /* states that were found as they were */
+
 /* A call on a machine, in the dtype it is run in. */
 struct call {
     const struct problem *p;
@@ -347,6 +360,7 @@ enum role { Q, K, V, MASK, DOUT, DLSE, OUT, LSE, DELTA, DQ, DK, DV };
 /* A group of query heads with the kv heads they need, and a stretch of keys. */
 struct cut {
     int64_t head, heads, kv, kvs, key, keys;
+    bool is_behind; /* an empty one behind the keys */
 };
 
 static void call_tensor(struct call *c, enum role role, enum cp_dtype dtype, int64_t n1,
@@ -462,8 +476,9 @@ static struct cp_view met(struct call *c, const struct cp_panel *panel,
     return room->view;
 }
 
+/* `is_last` counts where attend ends by itself. */
 static void attend_cut(struct call *c, const struct cut *cut,
-                       const struct cp_view *state)
+                       const struct cp_view *state, bool is_last)
 {
     struct cp_stream *stream = stream_of(c->on);
     struct cp_view k = keys_part(c, K, cut), v = keys_part(c, V, cut);
@@ -477,8 +492,15 @@ static void attend_cut(struct call *c, const struct cut *cut,
         .state = *state,
         .place = place_of(c->p, cut),
         .scale = c->p->scale,
+        .package = c->on->package,
         .scratch = scratch.view.data,
     };
+    if (c->p->ends != BY_FINISH) {
+        args.is_first = cut->key == 0 && !cut->is_behind;
+        args.out = is_last ? heads_part(c, OUT, cut) : args.out;
+        args.lse =
+            is_last && c->p->ends == BY_ATTEND ? heads_part(c, LSE, cut) : args.lse;
+    }
     CHECK(c->on->ops->attend(&args, stream) == CP_OK);
     tensor_end(c->on, &scratch);
     tensor_end(c->on, &v_panels);
@@ -549,8 +571,54 @@ static struct tensor state_new(struct call *c, const struct cut *cut)
     return t;
 }
 
+/* All bytes are as tensor_at left them. */
+static bool is_untouched(const struct call *c, const struct tensor *t)
+{
+    bool is = true;
+    tensor_down(c->on, t);
+    for (int64_t i = 0; i < t->inner; i++) {
+        is = is && (unsigned char)t->base[GUARD + i] == 0xff;
+    }
+    return is;
+}
+
+/* Forward alone, with nothing in the state that means anything. */
+static void run_ends(struct call *c, struct cut cut)
+{
+    int64_t all = c->p->keys, calls = test_rng_range(&c->rng, 1, 3), done = 0;
+    bool is_behind = all > 0 && test_rng_range(&c->rng, 0, 2) == 0;
+    struct cp_view out = heads_part(c, OUT, &cut);
+    struct tensor state = panels_new(c, &c->format.state, &out, 0xff);
+    tensor_up(c->on, &state);
+    do {
+        int64_t most = all - cut.key;
+        cut.keys =
+            c->p->is_whole || ++done == calls ? most : test_rng_range(&c->rng, 0, most);
+        cut.keys = cut.keys == 0 && most > 0 ? 1 : cut.keys;
+        bool is_last = cut.keys == most && !is_behind;
+        bool is_only = is_last && cut.key == 0;
+        attend_cut(c, &cut, &state.view, is_last);
+        if (is_only && (c->on->leaves_state == ALWAYS ||
+                        (c->on->leaves_state == NOT_CAUSAL && !c->p->is_causal))) {
+            CHECK(is_untouched(c, &state));
+            left_alone++;
+        }
+        cut.key += cut.keys;
+    } while (cut.key < all);
+    if (is_behind) {
+        cut.key = cut.keys = 0;
+        cut.is_behind = true;
+        attend_cut(c, &cut, &state.view, true);
+    }
+    tensor_end(c->on, &state);
+}
+
 static void run_heads(struct call *c, struct cut cut)
 {
+    if (c->p->ends != BY_FINISH) {
+        run_ends(c, cut);
+        return;
+    }
     int64_t all = c->p->keys;
     int64_t most = test_rng_range(&c->rng, 0, 1) == 1 ? all : all / 3;
     struct tensor state = state_new(c, &cut);
@@ -562,14 +630,14 @@ static void run_heads(struct call *c, struct cut cut)
                 c->p->is_whole ? all : test_rng_range(&here, 1, most > 0 ? most : 1);
             cut.keys = cut.keys < all - cut.key ? cut.keys : all - cut.key;
             if (pass == 0) {
-                attend_cut(c, &cut, &state.view);
+                attend_cut(c, &cut, &state.view, false);
             } else {
                 grad_cut(c, &cut);
             }
         }
         cut.key = cut.keys = 0; /* a block may be empty */
         if (pass == 0) {
-            attend_cut(c, &cut, &state.view);
+            attend_cut(c, &cut, &state.view, false);
             finish_and_delta(c, &cut, &state.view);
         } else {
             grad_cut(c, &cut);
@@ -623,6 +691,35 @@ static double largest(const double *data, int64_t count)
     return top;
 }
 
+static bool is_half(enum cp_dtype dtype)
+{
+    return dtype == CP_DTYPE_BFLOAT16 || dtype == CP_DTYPE_FLOAT16;
+}
+
+/* The rounding of a score is a relative error of its weight, half of the score in size: of no
+ * account among the few roundings allowed while scores are ordinary. */
+static double spread_of(const struct problem *p, const struct answer *truth)
+{
+    return 1 + largest(truth->lse, q_count(p)) / 4;
+}
+
+static double eps_of(const struct problem *p, const struct answer *truth)
+{
+    return judge_roundoff(p->dtype) * (is_half(p->dtype) ? 1 : 16) *
+           spread_of(p, truth);
+}
+
+static void judge_forward(const struct problem *p, const char *name,
+                          const struct answer *got, const struct answer *plain,
+                          const struct answer *truth)
+{
+    int64_t rows = q_count(p);
+    double lse_eps = judge_roundoff(cp_dtype_sum(p->dtype)) * 16 * spread_of(p, truth);
+    judge(name, "out", rows * p->value_dim, got->out, truth->out, plain->out, 3,
+          eps_of(p, truth), 1);
+    judge(name, "lse", rows, got->lse, truth->lse, plain->lse, 3, lse_eps, 1);
+}
+
 /* Runs the problem on both, and once more for the truth. Allowed is three times the
  * generic kernel's error in the same dtype. */
 static void compare(const struct problem *p, struct test_rng rng,
@@ -634,18 +731,11 @@ static void compare(const struct problem *p, struct test_rng rng,
     run(p, &host, rng, p->dtype, &plain);
     run(p, &host, rng, CP_DTYPE_FLOAT64, &truth);
     int64_t rows = q_count(p), keys = k_count(p);
-    bool is_half = p->dtype == CP_DTYPE_BFLOAT16 || p->dtype == CP_DTYPE_FLOAT16;
-    /* The rounding of a score is a relative error of its weight, half of the score in
-     * size: of no account among the few roundings allowed while scores are ordinary. */
-    double spread = 1 + largest(truth.lse, rows) / 4;
-    double eps = judge_roundoff(p->dtype) * (is_half ? 1 : 16) * spread;
-    double lse_eps = judge_roundoff(cp_dtype_sum(p->dtype)) * 16 * spread;
+    double eps = eps_of(p, &truth);
     /* The gradient of a score is a difference of two numbers of this size. */
     double slope = largest(p->dout, rows * p->value_dim) * sqrt((double)p->value_dim) *
                    p->scale * p->size;
-    judge(cuda->ops->name, "out", rows * p->value_dim, got.out, truth.out, plain.out, 3,
-          eps, 1);
-    judge(cuda->ops->name, "lse", rows, got.lse, truth.lse, plain.lse, 3, lse_eps, 1);
+    judge_forward(p, cuda->ops->name, &got, &plain, &truth);
     judge(cuda->ops->name, "dq", rows * p->dim, got.dq, truth.dq, plain.dq, 3, eps,
           slope);
     judge(cuda->ops->name, "dk", keys * p->dim, got.dk, truth.dk, plain.dk, 3, eps,
@@ -653,6 +743,33 @@ static void compare(const struct problem *p, struct test_rng rng,
     judge(cuda->ops->name, "dv", keys * p->value_dim, got.dv, truth.dv, plain.dv, 3,
           eps, 1);
     answer_free(&got);
+    answer_free(&plain);
+    answer_free(&truth);
+}
+
+/* Forward alone, and begun and ended by attend, the answer is as good; without an lse to give it
+ * is the same, and none is given. */
+static void compare_ends(const struct problem *p, struct test_rng rng,
+                         const struct machine *cuda)
+{
+    struct machine host = host_machine();
+    struct problem ended = *p, mute = *p;
+    struct answer got = answer_new(p), same = answer_new(p);
+    struct answer plain = answer_new(p), truth = answer_new(p);
+    ended.ends = BY_ATTEND;
+    mute.ends = WITHOUT_LSE;
+    run(&ended, cuda, rng, p->dtype, &got);
+    run(&mute, cuda, rng, p->dtype, &same);
+    run(p, &host, rng, p->dtype, &plain);
+    run(p, &host, rng, CP_DTYPE_FLOAT64, &truth);
+    int64_t rows = q_count(p);
+    judge_forward(p, cuda->ops->name, &got, &plain, &truth);
+    CHECK_EQ_BYTES(got.out, same.out, (size_t)(rows * p->value_dim) * sizeof *got.out);
+    for (int64_t i = 0; i < rows; i++) {
+        CHECK(isnan(same.lse[i]));
+    }
+    answer_free(&got);
+    answer_free(&same);
     answer_free(&plain);
     answer_free(&truth);
 }
@@ -837,7 +954,15 @@ static enum cp_code attend_and_merge(const struct cp_attend_args *args,
             cp_view_compact(room + state_bytes + out_bytes, sum, n[0], n[1], n[2], 1),
     };
     struct cp_merge_args merge = {
-        .out = finish.out, .lse = finish.lse, .state = args->state};
+        .out = finish.out,
+        .lse = finish.lse,
+        .state = args->state,
+        .is_first = args->is_first,
+        .result = args->out,
+        .result_lse = args->lse,
+    };
+    alone.is_first = false;
+    alone.out.data = alone.lse.data = NULL;
     CHECK(cp_cuda_attend(&alone, stream) == CP_OK);
     CHECK(cp_cuda_finish(&finish, stream) == CP_OK);
     CHECK(cp_cuda_merge(&merge, stream) == CP_OK);
@@ -929,6 +1054,173 @@ TEST(torch_answers_blocks_with_cudnn)
     struct simtorch_counts counts = {0};
     torch_calls(21, 91501, 40, &counts);
     CHECK(counts.cudnn > 10 && counts.flash_gradient > 10);
+}
+
+/* ---- attention that begins and ends by itself ---- */
+
+static void many_ends(struct machine *cuda, enum cp_dtype dtype, uint64_t stream,
+                      int count, bool is_for_torch)
+{
+    struct test_rng rng = test_rng_init(stream);
+    left_alone = 0;
+    judge_worst = 0;
+    for (int i = 0; i < count; i++) {
+        struct problem p;
+        if (is_for_torch) {
+            problem_for_torch(&p, &rng, dtype);
+        } else {
+            problem_init(&p, &rng, dtype);
+        }
+        p.is_whole = p.is_whole || i % 3 == 0;
+        p.is_packed = is_for_torch && i % 4 > 0;
+        compare_ends(&p, rng, cuda);
+        (void)test_rng_next(&rng);
+        problem_free(&p);
+    }
+    printf("%s, %s, ends: %d calls, %d states left alone, worst error %.2f of what is "
+           "allowed\n",
+           cuda->ops->name, cp_dtype_name(dtype), count, left_alone, judge_worst);
+    CHECK((left_alone > 0) == (cuda->leaves_state != NEVER));
+}
+
+TEST(attend_begins_and_ends_by_itself)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_BFLOAT16,
+                                    CP_DTYPE_FLOAT16, CP_DTYPE_FLOAT64};
+    struct cp_kernel_ops merged = cp_kernel_cuda_plain_ops;
+    merged.name = "merged";
+    merged.attend = attend_and_merge;
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    for (uint64_t i = 0; i < 4; i++) {
+        cuda.ops = &cp_kernel_cuda_plain_ops;
+        cuda.leaves_state = NEVER;
+        many_ends(&cuda, dtypes[i], 50 + i, 40, false);
+        cuda.ops = &merged;
+        cuda.leaves_state = ALWAYS;
+        many_ends(&cuda, dtypes[i], 60 + i, 20, false);
+        if (dtypes[i] != CP_DTYPE_FLOAT64) {
+            cuda.ops = &cp_kernel_own_ops;
+            many_ends(&cuda, dtypes[i], 70 + i, OWN_CALLS, false);
+        }
+    }
+    cuda_machine_close(&cuda);
+}
+
+TEST(blocks_that_torch_answers_begin_and_end_by_themselves)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_BFLOAT16,
+                                    CP_DTYPE_FLOAT16};
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    simtorch_load(true);
+    simtorch_set_stream(cuda.stream);
+    cuda.ops = &cp_kernel_torch_ops;
+    cuda.leaves_state = NOT_CAUSAL;
+    for (uint64_t i = 0; i < 3; i++) {
+        many_ends(&cuda, dtypes[i], 80 + i, 40, true);
+    }
+    struct simtorch_counts counts = simtorch_counts();
+    CHECK(counts.flash > 10 && counts.efficient > 5 && counts.causal > 5);
+    CHECK_EQ_I64(counts.refused, 0);
+    CHECK_EQ_I64(counts.alive, 0);
+    simtorch_load(false);
+    cuda_machine_close(&cuda);
+}
+
+/* A package that is the plain kernel. */
+struct plain_package {
+    struct cp_package package;
+    struct cp_stream *stream;
+    int answers, causal;
+};
+
+static enum cp_code package_answer(const struct cp_package *package,
+                                   const struct cp_package_block *block,
+                                   struct cp_package_answer *out)
+{
+    struct plain_package *own = package->owner;
+    const int64_t *n = block->q.n;
+    int64_t dim = block->v.n[3], rows = n[0] * n[1] * n[2];
+    enum cp_dtype dtype = block->q.dtype, sum = cp_dtype_sum(dtype);
+    int64_t row_bytes = (dim + 2) * cp_dtype_bytes(sum);
+    int64_t state_bytes = cp_round_up(rows * row_bytes, 64);
+    int64_t out_bytes = cp_round_up(rows * dim * cp_dtype_bytes(dtype), 64);
+    char *room = NULL;
+    CHECK(block->k.n[1] > 0 && rows > 0);
+    CHECK(!block->is_causal || block->k.n[1] == n[1]);
+    if (!CHECK(cudaMallocAsync(
+                   (void **)&room,
+                   (size_t)(state_bytes + out_bytes + rows * cp_dtype_bytes(sum)),
+                   (cudaStream_t)own->stream) == cudaSuccess)) {
+        return CP_ERR_NO_MEMORY;
+    }
+    *out = (struct cp_package_answer){
+        .out = cp_view_compact(room + state_bytes, dtype, n[0], n[1], n[2], dim),
+        .lse =
+            cp_view_compact(room + state_bytes + out_bytes, sum, n[0], n[1], n[2], 1),
+        .held = room,
+    };
+    struct cp_attend_args args = {
+        .q = block->q,
+        .k = block->k,
+        .v = block->v,
+        .state = cp_view_compact(room, sum, n[0], n[1], n[2], dim),
+        .is_first = true,
+        .place = {.heads_per_kv = n[2] / block->k.n[2], .is_causal = block->is_causal},
+        .scale = block->scale,
+    };
+    args.state.stride[2] = n[1] * row_bytes;
+    args.state.stride[0] = n[2] * n[1] * row_bytes;
+    struct cp_finish_args finish = {
+        .state = args.state, .out = out->out, .lse = out->lse};
+    own->answers++;
+    own->causal += block->is_causal;
+    CP_TRY(cp_cuda_attend(&args, own->stream));
+    return cp_cuda_finish(&finish, own->stream);
+}
+
+static void package_release(const struct cp_package *package, void **held)
+{
+    struct plain_package *own = package->owner;
+    CHECK(cudaFreeAsync(*held, (cudaStream_t)own->stream) == cudaSuccess);
+    *held = NULL;
+}
+
+TEST(blocks_that_a_package_answers_begin_and_end_by_themselves)
+{
+    const enum cp_dtype dtypes[] = {CP_DTYPE_FLOAT32, CP_DTYPE_BFLOAT16,
+                                    CP_DTYPE_FLOAT16};
+    struct machine cuda;
+    REQUIRE(cuda_machine(&cuda));
+    struct plain_package own = {
+        .package = {.answer = package_answer,
+                    .release = package_release,
+                    .owner = &own},
+        .stream = stream_of(&cuda),
+    };
+    cuda.ops = &cp_kernel_package_ops;
+    cuda.package = &own.package;
+    cuda.leaves_state = NOT_CAUSAL;
+    for (uint64_t i = 0; i < 3; i++) {
+        struct test_rng rng = test_rng_init(90 + i);
+        left_alone = 0;
+        for (int call = 0; call < 40; call++) {
+            struct problem p;
+            problem_init(&p, &rng, dtypes[i]);
+            free(p.mask); /* packages take none */
+            p.mask = NULL;
+            p.mask_dtype = CP_DTYPE_NONE;
+            p.is_causal = call % 2 == 0;
+            problem_context(&p);
+            compare_ends(&p, rng, &cuda);
+            (void)test_rng_next(&rng);
+            problem_free(&p);
+        }
+        CHECK(left_alone > 0);
+    }
+    CHECK(own.answers > own.causal && own.causal > 10);
+    cuda_machine_close(&cuda);
 }
 
 /* Thousands of keys: sums must not lose digits with length. */

@@ -31,7 +31,8 @@ class Block(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in "q k v state dout lse delta dq dk dv".split()),
         *((name, ctypes.c_int64) for name in "batch rows keys heads kv_heads dim value_dim".split()),
         ("scale", ctypes.c_double),
-        *((name, ctypes.c_int32) for name in "dtype is_causal".split()),
+        *((name, ctypes.c_int32) for name in "dtype is_causal is_first".split()),
+        *((name, ctypes.c_void_p) for name in "out lse_out".split()),
     ]
 
 
@@ -58,21 +59,31 @@ def block_of(q, k, v, scale):
     return block
 
 
-def attend(q, k, v, blocks, scale):
-    """Return (out, lse) of q with the blocks (first key, end, is_causal) of k and v, one after the other."""
+def attend(q, k, v, blocks, scale, has_ends=False):
+    """Return (out, lse) of q with the blocks (first key, end, is_causal) of k and v, one after the other.
+
+    `has_ends`: the first one begins the state and the last one makes the result, without the state where they are one.
+    """
     batch, rows, heads, dim = q.shape
     state = torch.full((batch, heads, rows, v.shape[3] + 2), torch.nan, dtype=sums(q.dtype))
-    state[..., -1] = 0  # the empty state: nothing else in it counts
+    if not has_ends:
+        state[..., -1] = 0  # the empty state: nothing else in it counts
+    out = torch.full((batch, rows, heads, v.shape[3]), torch.nan, dtype=q.dtype)
+    lse = torch.full((batch, rows, heads), torch.nan, dtype=sums(q.dtype))
     block = block_of(q, k, v, scale)
     block.state = state.data_ptr()
-    for first, end, is_causal in blocks:
+    for i, (first, end, is_causal) in enumerate(blocks):
         parts = [x[:, first:end].contiguous() for x in (k, v)]
         block.k, block.v = (part.data_ptr() for part in parts)
         block.keys, block.is_causal = end - first, is_causal
+        block.is_first = has_ends and i == 0
+        if has_ends and i == len(blocks) - 1:
+            block.out, block.lse_out = out.data_ptr(), lse.data_ptr()
         check(LIB.probe_attend(ctypes.byref(block)))
-    out = torch.full((batch, rows, heads, v.shape[3]), torch.nan, dtype=q.dtype)
-    lse = torch.full((batch, rows, heads), torch.nan, dtype=sums(q.dtype))
-    check(LIB.probe_finish(ctypes.byref(block), ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(lse.data_ptr())))
+    if not has_ends:
+        check(LIB.probe_finish(ctypes.byref(block), ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(lse.data_ptr())))
+    elif len(blocks) == 1:
+        assert state.isnan().all()
     return out, lse
 
 
@@ -113,6 +124,7 @@ def test_numbers_on_the_cpu(name, dtype, is_causal):
     seen = torch.arange(keys) <= torch.arange(rows)[:, None] + (keys - rows if is_causal else keys)
     scale = 1.3 / dim**0.5
     out, lse = attend(q, k, v, blocks, scale)
+    assert all(map(torch.equal, (out, lse), attend(q, k, v, blocks, scale, has_ends=True)))
     truth, truth_lse = naive(q.double(), k.double(), v.double(), seen, scale)
     plain = naive(q, k, v, seen, scale)[0]
     eps = torch.finfo(dtype).eps

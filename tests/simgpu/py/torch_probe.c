@@ -27,6 +27,9 @@ struct probe_block {
     int64_t batch, rows, keys, heads, kv_heads, dim, value_dim;
     double scale;
     int32_t dtype, is_causal;
+    int32_t is_first; /* `state` means nothing before */
+    char *out,
+        *lse_out; /* of the last keys the result; NULL: more follow, not wanted */
 };
 
 EXPORT bool probe_open(void);
@@ -304,6 +307,11 @@ static struct cp_attend_args args_of(const struct probe_block *b)
         .k = cp_view_compact(b->k, dtype, b->batch, b->keys, b->kv_heads, b->dim),
         .v = cp_view_compact(b->v, dtype, b->batch, b->keys, b->kv_heads, b->value_dim),
         .state = state_of(b),
+        .is_first = b->is_first != 0,
+        .out =
+            cp_view_compact(b->out, dtype, b->batch, b->rows, b->heads, b->value_dim),
+        .lse = cp_view_compact(b->lse_out, cp_dtype_sum(dtype), b->batch, b->rows,
+                               b->heads, 1),
         .place = {.heads_per_kv = b->heads / b->kv_heads},
         .scale = b->scale,
     };
@@ -317,7 +325,13 @@ int probe_attend(const struct probe_block *block)
     CP_TRY(
         cp_torch_op_run(&counted, &cpu_op, cpu, &args, block->is_causal != 0, &answer));
     struct cp_merge_args merge = {
-        .out = answer.out, .lse = answer.lse, .state = args.state};
+        .out = answer.out,
+        .lse = answer.lse,
+        .state = args.state,
+        .is_first = args.is_first,
+        .result = args.out,
+        .result_lse = args.lse,
+    };
     enum cp_code code = cp_cuda_merge(&merge, NULL);
     (void)cudaDeviceSynchronize(); /* the CPU's allocator follows no stream */
     cp_torch_answer_free(&counted, &answer);
