@@ -113,6 +113,19 @@ static double waves_s(const struct cp_speeds *speeds, double ops, double ops_per
     return tiles > 0.0 ? ops / ops_per_s * (full / tiles) : 0.0;
 }
 
+/* The answer is written and read, the state read and written, but neither where the block is
+ * the first nor where it is the last. */
+static double merge_bytes(const struct cp_schedule *schedule,
+                          const struct cp_step *step)
+{
+    bool is_last = step->arg[CP_ATTEND_OUT].buffer != CP_NO_BUFFER;
+    double state = (double)arg_bytes(schedule, step, CP_ATTEND_STATE);
+    double answer = (double)arg_bytes(schedule, step, CP_ATTEND_Q);
+    double result = (double)arg_bytes(schedule, step, CP_ATTEND_OUT) +
+                    (double)arg_bytes(schedule, step, CP_ATTEND_LSE);
+    return 2.0 * answer + (step->is_first ? 0.0 : state) + (is_last ? result : state);
+}
+
 static double attend_s(const struct cp_speeds *speeds,
                        const struct cp_schedule *schedule, const struct cp_step *step)
 {
@@ -125,9 +138,8 @@ static double attend_s(const struct cp_speeds *speeds,
     double seconds = speeds->launch_s +
                      waves_s(speeds, ops, speeds->attend_ops, (double)q->n[1], heads);
     if (speeds->is_merged) {
-        double state = (double)arg_bytes(schedule, step, CP_ATTEND_STATE);
-        double answer = (double)cp_box_bytes(schedule, q);
-        seconds += speeds->launch_s + 2.0 * (state + answer) / speeds->memory_bytes;
+        seconds +=
+            speeds->launch_s + merge_bytes(schedule, step) / speeds->memory_bytes;
     }
     return seconds;
 }

@@ -121,9 +121,9 @@ static void print_step(const struct cp_step *step, int32_t number, FILE *file)
     case CP_STEP_GRAD:
         fprintf(file,
                 " rows from %" PRId64 ", keys from %" PRId64 ", heads from %" PRId64
-                ", kv heads from %" PRId64 "%s",
+                ", kv heads from %" PRId64 "%s%s",
                 step->q_first, step->k_first, step->head_first, step->kv_head_first,
-                step->is_causal ? ", causal" : "");
+                step->is_causal ? ", causal" : "", step->is_first ? ", first" : "");
         break;
     case CP_STEP_COPY:
     case CP_STEP_REDUCE:

@@ -84,16 +84,25 @@ enum cp_step_op {
     CP_STEP_SEND,    /* SRC to `peer`: one unbroken run of bytes */
     CP_STEP_RECV,    /* DST from `peer`, likewise; steps of one `group` in a row move
                         together */
-    CP_STEP_ATTEND,  /* STATE takes up the block */
-    CP_STEP_FINISH,  /* OUT, LSE = STATE */
-    CP_STEP_DELTA,   /* DELTA from OUT, DOUT, DLSE */
-    CP_STEP_GRAD,    /* DQ, DK, DV += gradient of the block */
+    CP_STEP_ATTEND, /* STATE, empty if it is the first, takes up the block; OUT and LSE, where
+                        they are given, become the result, and STATE holds nothing any more */
+    CP_STEP_FINISH, /* OUT, LSE = STATE: of rows that meet no block */
+    CP_STEP_DELTA,  /* DELTA from OUT, DOUT, DLSE */
+    CP_STEP_GRAD,   /* DQ, DK, DV += gradient of the block */
     CP_STEP_OPS
 };
 
 /* Places in `arg`, by op. */
 enum { CP_ARG_DST = 0, CP_ARG_SRC = 1 };
-enum { CP_ATTEND_STATE = 0, CP_ATTEND_Q, CP_ATTEND_K, CP_ATTEND_V, CP_ATTEND_MASK };
+enum {
+    CP_ATTEND_STATE = 0,
+    CP_ATTEND_Q,
+    CP_ATTEND_K,
+    CP_ATTEND_V,
+    CP_ATTEND_MASK,
+    CP_ATTEND_OUT,
+    CP_ATTEND_LSE
+};
 enum { CP_FINISH_OUT = 0, CP_FINISH_STATE, CP_FINISH_LSE };
 enum { CP_DELTA_DELTA = 0, CP_DELTA_OUT, CP_DELTA_DOUT, CP_DELTA_DLSE };
 enum {
@@ -112,6 +121,7 @@ enum {
 struct cp_step {
     uint8_t op, lane;        /* enum cp_step_op, enum cp_lane */
     bool is_causal;          /* ATTEND, GRAD: the causal edge crosses this block */
+    bool is_first;           /* ATTEND: the rows have met no block before */
     uint8_t signal;          /* PUBLISH, AWAIT */
     int32_t peer;            /* AWAIT, SEND, RECV */
     int32_t group;           /* SEND, RECV */

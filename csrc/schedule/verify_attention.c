@@ -1,6 +1,8 @@
 /* Blocks of queries and keys, row by row. */
 #include "schedule/verify_attention.h"
 
+#include <string.h>
+
 /* A block of queries and keys: the names of its first ones, and how many. */
 struct block {
     int64_t batch, row, head, key, kv_head;
@@ -179,20 +181,6 @@ static enum cp_code take_pairs(const struct cp_meaning *meaning,
     return CP_OK;
 }
 
-enum cp_code cp_meaning_attend(const struct cp_meaning *meaning,
-                               const struct cp_verify_at *at,
-                               const struct cp_step *step,
-                               const struct cp_arg args[CP_STEP_ARGS])
-{
-    struct block block = block_of(step, &args[CP_ATTEND_Q], &args[CP_ATTEND_K]);
-    CP_TRY(expect_rows(meaning, at, "q", &args[CP_ATTEND_Q], CP_TENSOR_Q, &block));
-    CP_TRY(expect_keys(meaning, at, "k", &args[CP_ATTEND_K], CP_TENSOR_K, &block));
-    CP_TRY(expect_keys(meaning, at, "v", &args[CP_ATTEND_V], CP_TENSOR_V, &block));
-    CP_TRY(expect_mask(meaning, at, &args[CP_ATTEND_MASK], &block));
-    return take_keys(meaning, at, "state", &args[CP_ATTEND_STATE], CP_MARK_STATE,
-                     &block);
-}
-
 enum cp_code cp_meaning_grad(const struct cp_meaning *meaning,
                              const struct cp_verify_at *at, const struct cp_step *step,
                              const struct cp_arg args[CP_STEP_ARGS])
@@ -230,13 +218,18 @@ static enum cp_code write_result(const struct cp_meaning *meaning,
     return CP_OK;
 }
 
+/* A state and what becomes of it. */
+struct ending {
+    struct cp_arg state, out, lse;
+};
+
 static enum cp_code finish_cell(const struct cp_meaning *meaning,
                                 const struct cp_verify_at *at,
-                                const struct cp_arg args[CP_STEP_ARGS], int64_t b,
-                                int64_t row, int64_t head)
+                                const struct ending *ending, int64_t b, int64_t row,
+                                int64_t head)
 {
-    const struct cp_arg *state = &args[CP_FINISH_STATE];
-    const struct cp_arg *lse = &args[CP_FINISH_LSE];
+    const struct cp_arg *state = &ending->state;
+    const struct cp_arg *lse = &ending->lse;
     int64_t cell = cp_content_cell(state, b, row, head, 0);
     cp_token token = state->content->tokens[cell];
     int mark = cp_token_mark(token);
@@ -255,25 +248,84 @@ static enum cp_code finish_cell(const struct cp_meaning *meaning,
                                   (long long)wanted);
         }
     }
-    CP_TRY(write_result(meaning, at, &args[CP_FINISH_OUT], CP_TENSOR_OUT,
-                        cp_content_cell(&args[CP_FINISH_OUT], b, row, head, 0), token));
+    CP_TRY(write_result(meaning, at, &ending->out, CP_TENSOR_OUT,
+                        cp_content_cell(&ending->out, b, row, head, 0), token));
     return write_result(
         meaning, at, lse, CP_TENSOR_LSE,
         lse->content == NULL ? 0 : cp_content_cell(lse, b, row, head, 0), token);
+}
+
+static enum cp_code finish(const struct cp_meaning *meaning,
+                           const struct cp_verify_at *at, const struct ending *ending)
+{
+    const int64_t *n = ending->state.box->n;
+    for (int64_t b = 0; b < n[0]; b++) {
+        for (int64_t row = 0; row < n[1]; row++) {
+            for (int64_t head = 0; head < n[2]; head++) {
+                CP_TRY(finish_cell(meaning, at, ending, b, row, head));
+            }
+        }
+    }
+    return CP_OK;
 }
 
 enum cp_code cp_meaning_finish(const struct cp_meaning *meaning,
                                const struct cp_verify_at *at,
                                const struct cp_arg args[CP_STEP_ARGS])
 {
-    const int64_t *n = args[CP_FINISH_STATE].box->n;
+    const struct ending ending = {
+        args[CP_FINISH_STATE],
+        args[CP_FINISH_OUT],
+        args[CP_FINISH_LSE],
+    };
+    return finish(meaning, at, &ending);
+}
+
+/* The state holds that everywhere: zeroes, or nothing. */
+static void fill_state(const struct cp_meaning *meaning, const struct cp_arg *state,
+                       enum cp_mark mark)
+{
+    const int64_t *n = state->box->n;
     for (int64_t b = 0; b < n[0]; b++) {
         for (int64_t row = 0; row < n[1]; row++) {
             for (int64_t head = 0; head < n[2]; head++) {
-                CP_TRY(finish_cell(meaning, at, args, b, row, head));
+                int64_t cell = cp_content_cell(state, b, row, head, 0);
+                state->content->tokens[cell] = (cp_token)mark;
+                if (state->content->sets != NULL) {
+                    memset(cp_content_set(meaning->memory, state->content, cell), 0,
+                           (size_t)meaning->memory->set_words * sizeof(uint64_t));
+                }
             }
         }
     }
+}
+
+enum cp_code cp_meaning_attend(const struct cp_meaning *meaning,
+                               const struct cp_verify_at *at,
+                               const struct cp_step *step,
+                               const struct cp_arg args[CP_STEP_ARGS])
+{
+    struct block block = block_of(step, &args[CP_ATTEND_Q], &args[CP_ATTEND_K]);
+    const struct ending ending = {
+        args[CP_ATTEND_STATE],
+        args[CP_ATTEND_OUT],
+        args[CP_ATTEND_LSE],
+    };
+    if (step->is_first) {
+        fill_state(meaning, &ending.state, CP_MARK_ZERO);
+    }
+    CP_TRY(expect_rows(meaning, at, "q", &args[CP_ATTEND_Q], CP_TENSOR_Q, &block));
+    CP_TRY(expect_keys(meaning, at, "k", &args[CP_ATTEND_K], CP_TENSOR_K, &block));
+    CP_TRY(expect_keys(meaning, at, "v", &args[CP_ATTEND_V], CP_TENSOR_V, &block));
+    CP_TRY(expect_mask(meaning, at, &args[CP_ATTEND_MASK], &block));
+    CP_TRY(take_keys(meaning, at, "state", &ending.state, CP_MARK_STATE, &block));
+    if (ending.out.content == NULL) {
+        return ending.lse.content == NULL
+                   ? CP_OK
+                   : cp_verify_fail(at, "makes an lse without an out");
+    }
+    CP_TRY(finish(meaning, at, &ending));
+    fill_state(meaning, &ending.state, CP_MARK_NONE);
     return CP_OK;
 }
 

@@ -20,9 +20,11 @@ struct cp_op_args cp_verify_op_args(enum cp_step_op op)
     case CP_STEP_SEND:
         return (struct cp_op_args){BIT(CP_ARG_SRC), 0, 0};
     case CP_STEP_ATTEND:
-        return (struct cp_op_args){BIT(CP_ATTEND_STATE) | BIT(CP_ATTEND_Q) |
-                                       BIT(CP_ATTEND_K) | BIT(CP_ATTEND_V),
-                                   BIT(CP_ATTEND_MASK), BIT(CP_ATTEND_STATE)};
+        return (struct cp_op_args){
+            BIT(CP_ATTEND_STATE) | BIT(CP_ATTEND_Q) | BIT(CP_ATTEND_K) |
+                BIT(CP_ATTEND_V),
+            BIT(CP_ATTEND_MASK) | BIT(CP_ATTEND_OUT) | BIT(CP_ATTEND_LSE),
+            BIT(CP_ATTEND_STATE) | BIT(CP_ATTEND_OUT) | BIT(CP_ATTEND_LSE)};
     case CP_STEP_FINISH:
         return (struct cp_op_args){BIT(CP_FINISH_OUT) | BIT(CP_FINISH_STATE),
                                    BIT(CP_FINISH_LSE),
@@ -221,11 +223,10 @@ static enum cp_code check_message(const struct args *args, const struct cp_step 
     return CP_OK;
 }
 
-static enum cp_code check_needs(const struct args *args, const struct need *needs,
-                                int count)
+static enum cp_code check_needs(const struct args *args, int64_t batch,
+                                const struct need *needs, int count)
 {
     const struct cp_verify_at *at = args->at;
-    int64_t batch = args->box[needs[0].arg]->n[0];
     for (int i = 0; i < count; i++) {
         const struct need *need = &needs[i];
         const struct cp_box *box = args->box[need->arg];
@@ -281,7 +282,19 @@ static enum cp_code check_mask(const struct args *args, int arg, int64_t rows,
     if (box->n[0] != (call->mask_batch == 1 ? 1 : batch)) {
         return cp_verify_fail(args->at, "mask has %lld batches", (long long)box->n[0]);
     }
-    return check_needs(args, need, 1);
+    return check_needs(args, box->n[0], need, 1);
+}
+
+/* What rows and heads become. */
+static enum cp_code check_result(const struct args *args, const struct cp_call *call,
+                                 int out, int lse, const struct cp_box *rows)
+{
+    enum cp_dtype dtype = (enum cp_dtype)call->dtype;
+    const struct need needs[] = {
+        {"out", out, CP_LAYOUT_PLAIN, dtype, rows->n[1], rows->n[2], call->value_dim},
+        {"lse", lse, CP_LAYOUT_PLAIN, cp_dtype_sum(dtype), rows->n[1], rows->n[2], 1},
+    };
+    return check_needs(args, rows->n[0], needs, (int)(sizeof needs / sizeof *needs));
 }
 
 static enum cp_code check_attend(const struct args *args, const struct cp_call *call)
@@ -299,23 +312,19 @@ static enum cp_code check_attend(const struct args *args, const struct cp_call *
         {"k", CP_ATTEND_K, k_layout, dtype, k->n[1], k->n[2], call->head_dim},
         {"v", CP_ATTEND_V, v_layout, dtype, k->n[1], k->n[2], call->value_dim},
     };
-    CP_TRY(check_needs(args, needs, (int)(sizeof needs / sizeof *needs)));
+    CP_TRY(check_needs(args, q->n[0], needs, (int)(sizeof needs / sizeof *needs)));
+    CP_TRY(check_result(args, call, CP_ATTEND_OUT, CP_ATTEND_LSE, q));
     return check_mask(args, CP_ATTEND_MASK, q->n[1], q->n[2], k->n[1]);
 }
 
 static enum cp_code check_finish(const struct args *args, const struct cp_call *call)
 {
     const struct cp_box *state = args->box[CP_FINISH_STATE];
-    enum cp_dtype dtype = (enum cp_dtype)call->dtype;
-    const struct need needs[] = {
-        {"state", CP_FINISH_STATE, CP_LAYOUT_STATE, CP_DTYPE_NONE, state->n[1],
-         state->n[2], call->value_dim},
-        {"out", CP_FINISH_OUT, CP_LAYOUT_PLAIN, dtype, state->n[1], state->n[2],
-         call->value_dim},
-        {"lse", CP_FINISH_LSE, CP_LAYOUT_PLAIN, cp_dtype_sum(dtype), state->n[1],
-         state->n[2], 1},
-    };
-    return check_needs(args, needs, (int)(sizeof needs / sizeof *needs));
+    const struct need need = {"state",        CP_FINISH_STATE, CP_LAYOUT_STATE,
+                              CP_DTYPE_NONE,  state->n[1],     state->n[2],
+                              call->value_dim};
+    CP_TRY(check_needs(args, state->n[0], &need, 1));
+    return check_result(args, call, CP_FINISH_OUT, CP_FINISH_LSE, state);
 }
 
 static enum cp_code check_delta(const struct args *args, const struct cp_call *call)
@@ -335,7 +344,8 @@ static enum cp_code check_delta(const struct args *args, const struct cp_call *c
         return cp_verify_fail(args->at, "the gradient of the lse is %s",
                               call->want_lse != 0 ? "not given" : "not the call's");
     }
-    return check_needs(args, needs, (int)(sizeof needs / sizeof *needs));
+    return check_needs(args, args->box[CP_DELTA_OUT]->n[0], needs,
+                       (int)(sizeof needs / sizeof *needs));
 }
 
 static enum cp_code check_grad(const struct args *args, const struct cp_call *call)
@@ -359,7 +369,7 @@ static enum cp_code check_grad(const struct args *args, const struct cp_call *ca
         {"dk", CP_GRAD_DK, CP_LAYOUT_PLAIN, sum, keys, kv_heads, call->head_dim},
         {"dv", CP_GRAD_DV, CP_LAYOUT_PLAIN, sum, keys, kv_heads, call->value_dim},
     };
-    CP_TRY(check_needs(args, needs, (int)(sizeof needs / sizeof *needs)));
+    CP_TRY(check_needs(args, q->n[0], needs, (int)(sizeof needs / sizeof *needs)));
     return check_mask(args, CP_GRAD_MASK, rows, heads, keys);
 }
 

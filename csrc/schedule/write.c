@@ -278,29 +278,35 @@ static struct cp_step *compute(struct cp_writer *writer, enum cp_step_op op,
     return step;
 }
 
-void cp_writer_attend(struct cp_writer *writer, int32_t state, struct cp_box q,
+void cp_writer_attend(struct cp_writer *writer, struct cp_attended *rows,
                       struct cp_box k, struct cp_box v, struct cp_box mask,
                       const struct cp_block *block)
 {
     struct cp_step *step = compute(writer, CP_STEP_ATTEND, block);
-    step->arg[CP_ATTEND_STATE] = cp_writer_box(writer, state);
-    step->arg[CP_ATTEND_Q] = q;
+    step->is_first = rows->met == 0;
+    step->arg[CP_ATTEND_STATE] = cp_writer_box(writer, rows->state);
+    step->arg[CP_ATTEND_Q] = rows->q;
     step->arg[CP_ATTEND_K] = k;
     step->arg[CP_ATTEND_V] = v;
     step->arg[CP_ATTEND_MASK] = mask;
+    rows->met += 1;
+    if (rows->met == rows->blocks) {
+        step->arg[CP_ATTEND_OUT] = rows->out;
+        step->arg[CP_ATTEND_LSE] = rows->lse;
+    }
 }
 
-void cp_writer_finish(struct cp_writer *writer, int32_t state, struct cp_box out,
-                      struct cp_box lse)
+void cp_writer_finish(struct cp_writer *writer, const struct cp_attended *rows)
 {
-    struct cp_box all = cp_writer_box(writer, state);
-    if (!cp_box_is_empty(&all)) {
+    struct cp_box all = cp_writer_box(writer, rows->state);
+    if (rows->blocks == 0 && !cp_box_is_empty(&all)) {
+        cp_build_zero(&writer->builder, CP_LANE_COMPUTE, rows->state);
         struct cp_step *step =
             cp_build_step(&writer->builder, CP_STEP_FINISH, CP_LANE_COMPUTE);
         step->after[CP_LANE_IN] = writer->arrived;
         step->arg[CP_FINISH_STATE] = all;
-        step->arg[CP_FINISH_OUT] = out;
-        step->arg[CP_FINISH_LSE] = lse;
+        step->arg[CP_FINISH_OUT] = rows->out;
+        step->arg[CP_FINISH_LSE] = rows->lse;
     }
 }
 

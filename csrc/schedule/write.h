@@ -90,13 +90,20 @@ bool cp_writer_is_live(const struct cp_writer *writer, int rank, int chunk,
                        const struct cp_block *block);
 /* The steps that compute, on the compute lane, after what has arrived. */
 
-/* `state` takes up the block. */
-void cp_writer_attend(struct cp_writer *writer, int32_t state, struct cp_box q,
+/* This rank's rows and heads in a forward. */
+struct cp_attended {
+    int32_t state;
+    struct cp_box q;
+    struct cp_box out, lse; /* what becomes of them; the lse where it is wanted */
+    int blocks;             /* that they meet */
+    int met;                /* of them, so far */
+};
+/* The rows meet the next of their blocks: the first one begins, the last one ends. */
+void cp_writer_attend(struct cp_writer *writer, struct cp_attended *rows,
                       struct cp_box k, struct cp_box v, struct cp_box mask,
                       const struct cp_block *block);
-/* `state` becomes rows of `out` and, where it is wanted, of `lse`. */
-void cp_writer_finish(struct cp_writer *writer, int32_t state, struct cp_box out,
-                      struct cp_box lse);
+/* The result of rows that meet no block. Where they met any, it is there. */
+void cp_writer_finish(struct cp_writer *writer, const struct cp_attended *rows);
 
 /* This rank's rows and heads in a backward. */
 struct cp_row_boxes {

@@ -82,10 +82,15 @@ static void set_chunk(struct cp_exchange *x, int chunk)
     }
 }
 
-/* Behind the places of the first exchange. Those of results lie on them, unless another ring
- * rank may still fetch what is there. */
-static void reuse_places(struct cp_exchange *x)
+/* Backward: results lie where the first exchange brought what they are made of, since they are
+ * rounded when all is met; but not where another ring rank may still fetch it. Those of a
+ * forward are written while the last block is met. */
+static void reuse_places(struct cp_exchange *x, int64_t start)
 {
+    if (!x->w.is_backward) {
+        return;
+    }
+    x->w.scratch.bytes = start;
     for (int rank = 0; x->windows != NULL && rank < x->w.plan->world; rank++) {
         struct cp_exchange_window *window = &x->windows[rank];
         window->arena.bytes = x->ring == 1 ? window->chunk_first : window->arena.bytes;
@@ -114,8 +119,7 @@ static void declare_chunk(struct cp_exchange *x, int chunk,
     int64_t start = arena->bytes;
     cp_exchange_declare_there(x);
     cp_exchange_declare_blocks(x);
-    arena->bytes = start;
-    reuse_places(x);
+    reuse_places(x, start);
     cp_exchange_declare_back(x);
     end_places(x);
 }

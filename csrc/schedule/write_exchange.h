@@ -9,8 +9,7 @@
  *     copy q k v, own heads       copy q k v, own heads
  *     copy q k v, heads of 1      copy q k v, heads of 0      rows of 0 to 1, of 1 to 0
  *     pack k v of both            pack k v of both
- *     attend                      attend
- *     finish rows of both         finish rows of both         rows of 1 to 1, of 0 to 0
+ *     attend, rows of both        attend, rows of both        rows of 1 to 1, of 0 to 0
  *     copy out, heads of 0, 1     copy out, heads of 0, 1
  *
  * A block is the keys of one Ulysses group for the own heads. The ring passes blocks on

@@ -20,16 +20,31 @@ static void declare(struct cp_exchange *x)
                                 w->rows.count, w->heads.count);
 }
 
-static void attend_block(struct cp_exchange *x, int b)
+static bool is_live(const struct cp_exchange *x, int b)
+{
+    struct cp_block block = cp_exchange_block_of(x, b);
+    return cp_writer_is_live(&x->w, x->w.rank, x->w.chunk, &block);
+}
+
+static int count_blocks(const struct cp_exchange *x)
+{
+    int count = 0;
+    for (int b = 0; b < x->ring; b++) {
+        count += is_live(x, b) ? 1 : 0;
+    }
+    return count;
+}
+
+static void attend_block(struct cp_exchange *x, struct cp_attended *rows, int b)
 {
     struct cp_writer *w = &x->w;
     struct cp_block block = cp_exchange_block_of(x, b);
     struct cp_key_block *keys = &x->at->blocks[b];
-    if (cp_writer_is_live(w, w->rank, w->chunk, &block)) {
-        cp_writer_attend(
-            w, x->at->sum, cp_exchange_gathered(x, CP_TENSOR_Q),
-            cp_exchange_keys(x, b, CP_TENSOR_K), cp_exchange_keys(x, b, CP_TENSOR_V),
-            cp_writer_mask_box(w, keys->mask, w->heads.first, &block), &block);
+    if (is_live(x, b)) {
+        cp_writer_attend(w, rows, cp_exchange_keys(x, b, CP_TENSOR_K),
+                         cp_exchange_keys(x, b, CP_TENSOR_V),
+                         cp_writer_mask_box(w, keys->mask, w->heads.first, &block),
+                         &block);
     }
     keys->done = w->builder.lane_steps[CP_LANE_COMPUTE];
 }
@@ -46,8 +61,14 @@ static void meet(struct cp_exchange *x)
 {
     struct cp_writer *w = &x->w;
     const struct cp_shared *results = x->at->results;
-    cp_build_zero(&w->builder, CP_LANE_COMPUTE, x->at->sum);
-    attend_block(x, w->r);
+    struct cp_attended rows = {
+        .state = x->at->sum,
+        .q = cp_exchange_gathered(x, CP_TENSOR_Q),
+        .out = rows_of(x, &results[0]),
+        .lse = x->result_count > 1 ? rows_of(x, &results[1]) : cp_box_none(),
+        .blocks = count_blocks(x),
+    };
+    attend_block(x, &rows, w->r);
     if (cp_exchange_is_allgather(x) && x->ring > 1) {
         cp_exchange_gather_blocks(x);
         cp_writer_arrive(w);
@@ -57,10 +78,9 @@ static void meet(struct cp_exchange *x)
             cp_exchange_pass_block(x, j);
             cp_writer_arrive(w);
         }
-        attend_block(x, cp_exchange_block_at(x, j));
+        attend_block(x, &rows, cp_exchange_block_at(x, j));
     }
-    cp_writer_finish(w, x->at->sum, rows_of(x, &results[0]),
-                     x->result_count > 1 ? rows_of(x, &results[1]) : cp_box_none());
+    cp_writer_finish(w, &rows);
 }
 
 static void nothing(struct cp_exchange *x)

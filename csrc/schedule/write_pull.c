@@ -43,15 +43,8 @@ static void declare_out(struct cp_pull *pull, int owner, struct cp_arena *arena)
             w->call->want_lse != 0
                 ? cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_LSE, rows, heads)
                 : CP_NO_BUFFER;
-        /* Queries are done with when results come. */
-        int64_t start = arena->bytes;
-        chunk->gathered =
-            cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, heads);
-        int64_t end = arena->bytes;
-        arena->bytes = start;
         chunk->out =
             cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_OUT, rows, heads);
-        arena->bytes = arena->bytes > end ? arena->bytes : end;
     }
 }
 
@@ -89,6 +82,7 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
         declare_dq(pull, owner, arena);
         window->slots_first = arena->bytes;
     }
+    int64_t start = arena->bytes;
     window->q =
         cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_Q, rows, w->call->heads);
     if (pull->w.is_backward) {
@@ -99,7 +93,10 @@ static void declare_window(struct cp_pull *pull, int owner, struct cp_arena *are
         window->delta = cp_writer_rows(w, arena, CP_LAYOUT_PLAIN, CP_TENSOR_DELTA, rows,
                                        w->call->heads);
     } else {
+        int64_t end = arena->bytes;
+        arena->bytes = start;
         declare_out(pull, owner, arena);
+        arena->bytes = arena->bytes > end ? arena->bytes : end;
     }
 }
 
@@ -129,7 +126,7 @@ enum cp_code cp_pull_init(struct cp_pull *pull, const struct cp_plan *plan, int 
 {
     cp_writer_init(&pull->w, plan, rank);
     pull->window = NULL;
-    pull->has_slots = false;
+    pull->is_fetched = false;
     pull->fetches = transport != CP_PULL;
     memset(pull->met, 0, sizeof pull->met);
     pull->longest_block = 0;
@@ -300,6 +297,43 @@ void cp_pull_gather_mask(struct cp_pull *pull, int member)
         src = cp_box_part(src, 1, w->heads.first, w->heads.count);
     }
     cp_build_move(&w->builder, CP_STEP_COPY, CP_LANE_IN, dst, src);
+}
+
+void cp_pull_gather(struct cp_pull *pull,
+                    struct cp_row_boxes (*rows_of)(struct cp_pull *pull,
+                                                   const void *own),
+                    const void *own)
+{
+    struct cp_writer *w = &pull->w;
+    for (int index = 0; index < w->plan->chunks; index++) {
+        cp_writer_set_chunk(w, index);
+        struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
+        chunk->rows = rows_of(pull, own);
+        chunk->group_mask = w->group_mask;
+        cp_writer_arrive(w);
+        chunk->arrived = w->arrived;
+    }
+    if (pull->is_shared) {
+        cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 2);
+    }
+}
+
+void cp_pull_await_fetched(struct cp_pull *pull)
+{
+    struct cp_writer *w = &pull->w;
+    for (int index = 1; index < w->plan->ulysses && !pull->is_fetched; index++) {
+        cp_build_await(&w->builder, CP_LANE_IN, cp_pull_group_member(pull, index),
+                       CP_PULL_READY, 2);
+    }
+    pull->is_fetched = true;
+}
+
+const struct cp_pull_chunk *cp_pull_begin_chunk(struct cp_pull *pull)
+{
+    const struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, pull->w.rank);
+    pull->w.arrived = chunk->arrived;
+    pull->w.group_mask = chunk->group_mask;
+    return chunk;
 }
 
 bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member)

@@ -10,20 +10,20 @@
  *
  *     rank 0            rank 1            rank 2
  *     pack, publish     pack, publish     pack, publish
- *     attend 0          attend 1          attend 2
+ *     attend 0          attend 1          attend 2          begins
  *     attend 1          attend 2          attend 0
- *     attend 2          attend 0          attend 1
- *     finish            finish            finish
+ *     attend 2          attend 0          attend 1          ends: out and lse
  *
  * With U > 1 the query rows come from the group's windows first, and the finished rows
  * go back the same way. Heads may be cut in chunks (plan.h), met one after the other: the
- * rows of one come while the one before it is met, and go back while the next one is.
+ * rows of one go back while the next one is met.
  *
  * Backward: step c W + j meets block j in chunk c. The partial dK, dV of step s goes into slot
  * s mod 2 of the computing rank's window; the block's owner adds it to its sums in the
  * order of the steps and says so, which frees the slot. So sums are the same in every run,
- * and a rank may be two steps ahead of an owner. With U > 1 the slots lie where the query
- * rows were that the group has fetched by then, those of all chunks. */
+ * and a rank may be two steps ahead of an owner. With U > 1 the slots, and the
+ * results of a forward, lie where the query rows were that the group has fetched by then,
+ * those of all chunks. */
 #ifndef CP_SCHEDULE_WRITE_PULL_H
 #define CP_SCHEDULE_WRITE_PULL_H
 
@@ -31,8 +31,7 @@
 
 /* The counters of a rank in one call. */
 enum {
-    CP_PULL_READY, /* 1: inputs are in the window; 2, backward with U > 1: the group's
-                        rows are fetched */
+    CP_PULL_READY, /* 1: inputs are in the window; 2, U > 1: the group's rows are fetched */
     CP_PULL_RESULT, /* c + 1: finished rows (forward), dQ (backward) of chunk c are in the
                         window */
     CP_PULL_PARTIAL, /* s: the partial gradient of step s is in its slot */
@@ -44,10 +43,9 @@ enum {
 struct cp_pull_chunk {
     /* U > 1: what the group reads in a rank's window */
     int32_t out, out_lse, dq; /* results; dq a sum */
-    int32_t gathered;         /* forward: the group's q, where `out` will be */
     /* own */
     int32_t state;            /* forward */
-    struct cp_row_boxes rows; /* backward */
+    struct cp_row_boxes rows; /* the group's; forward q alone */
     int32_t group_mask;       /* of them */
     int32_t arrived;          /* steps of lane `in` that bring them */
 };
@@ -67,10 +65,10 @@ struct cp_pull {
     struct cp_pull_window *window; /* (world) */
     struct cp_pull_chunk *chunks;  /* (world, plan->chunks) */
     bool is_shared;                /* U > 1: rows travel inside the group */
-    bool has_slots; /* backward: the own slots are free by the steps written so far */
-    bool fetches;   /* keys are brought here */
-    int64_t longest_block;  /* keys of it */
-    int32_t own_k, own_v;   /* the caller's */
+    bool is_fetched;       /* the group has the own rows, by the steps written so far */
+    bool fetches;          /* keys are brought here */
+    int64_t longest_block; /* keys of it */
+    int32_t own_k, own_v;  /* the caller's */
     int64_t place_bytes[2]; /* fetches: where blocks are brought to, in turn */
     int32_t met[2]; /* steps of the compute lane after which they may be again */
 };
@@ -119,6 +117,19 @@ void cp_pull_gather_rows(struct cp_pull *pull, int member, int32_t to, int32_t f
 
 /* The same for the rows of a mask, where they travel. */
 void cp_pull_gather_mask(struct cp_pull *pull, int member);
+
+/* The rows of all chunks, one after the other, as `rows_of` gathers a chunk's: then the group is
+ * done with the rows in windows. */
+void cp_pull_gather(struct cp_pull *pull,
+                    struct cp_row_boxes (*rows_of)(struct cp_pull *pull,
+                                                   const void *own),
+                    const void *own);
+
+/* Lane `in` goes on once the group has fetched the own rows. */
+void cp_pull_await_fetched(struct cp_pull *pull);
+
+/* What is computed from now on is of the chunk that is written, whose rows are those. */
+const struct cp_pull_chunk *cp_pull_begin_chunk(struct cp_pull *pull);
 
 /* Does this rank read rows of that member in this chunk? */
 bool cp_pull_needs_rows_of(const struct cp_pull *pull, int member);

@@ -41,7 +41,8 @@ static int32_t declare_rows(struct cp_pull *pull, enum cp_tensor_role role)
 }
 
 /* The group's rows for the own heads of the chunk. */
-static struct cp_row_boxes gather_rows(struct cp_pull *pull, const struct own_rows *own)
+static struct cp_row_boxes gather_group(struct cp_pull *pull,
+                                        const struct own_rows *own)
 {
     struct cp_writer *w = &pull->w;
     int32_t q = declare_rows(pull, CP_TENSOR_Q);
@@ -80,21 +81,9 @@ static struct cp_row_boxes cut_rows(struct cp_pull *pull, const struct own_rows 
         .delta = cp_writer_heads(cp_writer_box(w, own->delta), w->heads)};
 }
 
-/* The rows of all chunks, one after the other: then the group is done with the windows. */
-static void gather_backward(struct cp_pull *pull, const struct own_rows *own)
+static struct cp_row_boxes gather_rows(struct cp_pull *pull, const void *own)
 {
-    struct cp_writer *w = &pull->w;
-    for (int index = 0; index < w->plan->chunks; index++) {
-        cp_writer_set_chunk(w, index);
-        struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
-        chunk->rows = pull->is_shared ? gather_rows(pull, own) : cut_rows(pull, own);
-        chunk->group_mask = w->group_mask;
-        cp_writer_arrive(w);
-        chunk->arrived = w->arrived;
-    }
-    if (pull->is_shared) {
-        cp_build_publish(&w->builder, CP_LANE_IN, CP_PULL_READY, 2);
-    }
+    return pull->is_shared ? gather_group(pull, own) : cut_rows(pull, own);
 }
 
 /* Where the sum of dq of each chunk is: in the window, or where they take turns. */
@@ -177,11 +166,7 @@ static bool is_live_step(const struct cp_pull *pull, int rank, int step)
 static void await_slot(struct cp_pull *pull, int step)
 {
     struct cp_writer *w = &pull->w;
-    for (int index = 1; index < w->plan->ulysses && !pull->has_slots; index++) {
-        cp_build_await(&w->builder, CP_LANE_IN, cp_pull_group_member(pull, index),
-                       CP_PULL_READY, 2);
-    }
-    pull->has_slots = true;
+    cp_pull_await_fetched(pull);
     for (int before = step - 2; before > 0; before -= 2) {
         if (block_of_step(pull, before) > 0 && is_live_step(pull, w->rank, before)) {
             cp_build_await(&w->builder, CP_LANE_COMPUTE,
@@ -294,9 +279,7 @@ static void meet_chunk(struct cp_pull *pull, const struct sums *own, int32_t dq)
 {
     struct cp_writer *w = &pull->w;
     int first = w->chunk * w->plan->world;
-    const struct cp_pull_chunk *chunk = cp_pull_chunk_of(pull, w->rank);
-    w->arrived = chunk->arrived;
-    w->group_mask = chunk->group_mask;
+    const struct cp_pull_chunk *chunk = cp_pull_begin_chunk(pull);
     cp_build_zero(&w->builder, CP_LANE_COMPUTE, chunk->dq);
     struct cp_pull_keys brought = bring(pull, first);
     for (int step = first; step < first + w->plan->world; step++) {
@@ -316,7 +299,7 @@ enum cp_code cp_write_pull_backward(const struct cp_plan *plan, int rank,
     CP_TRY(cp_pull_init(&pull, plan, rank, transport));
     struct cp_writer *w = &pull.w;
     struct own_rows rows = publish_backward(&pull);
-    gather_backward(&pull, &rows);
+    cp_pull_gather(&pull, gather_rows, &rows);
     declare_dq(&pull);
     int64_t keys = plan->kv_rows[rank].count;
     int32_t dq = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_DQ);

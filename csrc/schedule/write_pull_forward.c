@@ -1,4 +1,4 @@
-/* Attention over windows, forward: pack, publish, attend block by block, finish. */
+/* Attention over windows, forward: pack, publish, attend block by block. */
 #include "schedule/write_pull.h"
 
 static void publish_forward(struct cp_pull *pull, int32_t q)
@@ -16,10 +16,8 @@ static void publish_forward(struct cp_pull *pull, int32_t q)
 static struct cp_box gather_queries(struct cp_pull *pull, int32_t q)
 {
     struct cp_writer *w = &pull->w;
-    if (!pull->is_shared) {
-        return cp_writer_heads(cp_writer_box(w, q), w->heads);
-    }
-    int32_t all = cp_pull_chunk_of(pull, w->rank)->gathered;
+    int32_t all = cp_writer_rows(w, &w->scratch, CP_LAYOUT_PLAIN, CP_TENSOR_Q,
+                                 w->rows.count, w->heads.count);
     cp_pull_declare_group_mask(pull);
     for (int index = 0; index < w->plan->ulysses; index++) {
         int member = cp_pull_group_member(pull, index);
@@ -32,6 +30,15 @@ static struct cp_box gather_queries(struct cp_pull *pull, int32_t q)
         cp_pull_gather_mask(pull, member);
     }
     return cp_writer_box(w, all);
+}
+
+static struct cp_row_boxes gather_rows(struct cp_pull *pull, const void *q)
+{
+    const struct cp_writer *w = &pull->w;
+    int32_t own = *(const int32_t *)q;
+    return (struct cp_row_boxes){
+        .q = pull->is_shared ? gather_queries(pull, own)
+                             : cp_writer_heads(cp_writer_box(w, own), w->heads)};
 }
 
 /* They take turns in one place, since all that is done with them is on one lane. */
@@ -51,27 +58,58 @@ static void declare_states(struct cp_pull *pull)
     w->scratch.bytes = end;
 }
 
-static void attend_blocks(struct cp_pull *pull, struct cp_box q)
+/* What step j of a chunk meets. */
+static struct cp_block block_at(const struct cp_pull *pull, int j)
+{
+    const struct cp_writer *w = &pull->w;
+    return cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
+}
+
+static bool is_live(const struct cp_pull *pull, int j)
+{
+    const struct cp_writer *w = &pull->w;
+    struct cp_block block = block_at(pull, j);
+    return cp_writer_is_live(w, w->rank, w->chunk, &block);
+}
+
+static int count_blocks(const struct cp_pull *pull)
+{
+    int count = 0;
+    for (int j = 0; j < pull->w.plan->world; j++) {
+        count += is_live(pull, j) ? 1 : 0;
+    }
+    return count;
+}
+
+/* A result lies where the group has read queries. */
+static void free_results(struct cp_pull *pull)
+{
+    cp_pull_await_fetched(pull);
+    cp_writer_arrive(&pull->w);
+}
+
+static void attend_blocks(struct cp_pull *pull, struct cp_attended *rows)
 {
     struct cp_writer *w = &pull->w;
-    int32_t state = cp_pull_chunk_of(pull, w->rank)->state;
-    cp_build_zero(&w->builder, CP_LANE_COMPUTE, state);
     for (int j = 0; j < w->plan->world; j++) {
-        struct cp_block block = cp_pull_block_of(pull, (w->rank + j) % w->plan->world);
+        struct cp_block block = block_at(pull, j);
         int step = w->chunk * w->plan->world + j;
-        if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
+        if (!is_live(pull, j)) {
             continue;
         }
         struct cp_pull_keys keys = cp_pull_bring_keys(pull, block.owner, step);
         cp_writer_arrive(w);
+        if (rows->met + 1 == rows->blocks) {
+            free_results(pull);
+        }
         cp_writer_attend(
-            w, state, q, keys.k, keys.v,
+            w, rows, keys.k, keys.v,
             cp_writer_mask_box(w, pull->window[block.owner].mask, 0, &block), &block);
         cp_pull_met_keys(pull, step);
     }
 }
 
-/* The rows of a result that FINISH writes: in the window, or the caller's. */
+/* The rows of a result: in the window, or the caller's. */
 static struct cp_box finished(const struct cp_pull *pull, int32_t in_window,
                               int32_t of_caller)
 {
@@ -83,13 +121,26 @@ static struct cp_box finished(const struct cp_pull *pull, int32_t in_window,
                            : cp_writer_heads(cp_writer_box(w, of_caller), w->heads);
 }
 
-static void finish_rows(struct cp_pull *pull, int32_t out, int32_t lse)
+static void meet_keys(struct cp_pull *pull, int32_t out, int32_t lse)
 {
     struct cp_writer *w = &pull->w;
-    const struct cp_pull_chunk *own = cp_pull_chunk_of(pull, w->rank);
-    cp_writer_arrive(w);
-    cp_writer_finish(w, own->state, finished(pull, own->out, out),
-                     finished(pull, own->out_lse, lse));
+    const struct cp_pull_chunk *own = cp_pull_begin_chunk(pull);
+    struct cp_attended rows = {
+        .state = own->state,
+        .q = own->rows.q,
+        .out = finished(pull, own->out, out),
+        .lse = finished(pull, own->out_lse, lse),
+        .blocks = count_blocks(pull),
+    };
+    attend_blocks(pull, &rows);
+    free_results(pull);
+    cp_writer_finish(w, &rows);
+}
+
+/* The group's results come home. */
+static void return_rows(struct cp_pull *pull, int32_t out, int32_t lse)
+{
+    struct cp_writer *w = &pull->w;
     if (!pull->is_shared) {
         return;
     }
@@ -120,10 +171,11 @@ enum cp_code cp_write_pull_forward(const struct cp_plan *plan, int rank,
     int32_t lse = cp_writer_tensor(w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE);
     declare_states(&pull);
     publish_forward(&pull, q);
+    cp_pull_gather(&pull, gather_rows, &q);
     for (int chunk = 0; chunk < plan->chunks; chunk++) {
         cp_writer_set_chunk(w, chunk);
-        attend_blocks(&pull, gather_queries(&pull, q));
-        finish_rows(&pull, result, lse);
+        meet_keys(&pull, result, lse);
+        return_rows(&pull, result, lse);
     }
     return cp_pull_take(&pull, out);
 }

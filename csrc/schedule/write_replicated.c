@@ -23,27 +23,48 @@ static struct cp_box met(struct cp_writer *w, enum cp_tensor_role role,
     return packed;
 }
 
-/* The state takes up all keys, piece by piece through one place, or as they are. */
-static void attend_keys(struct cp_writer *w, int32_t state)
+/* Keys from `first` on, as many as are met at a time. */
+static struct cp_block block_at(const struct cp_writer *w, int64_t first)
 {
     struct cp_range all = w->plan->kv_rows[w->rank];
-    struct cp_box q = cp_writer_box(w, input(w, CP_TENSOR_Q));
+    int64_t rest = all.count - first;
+    int64_t keys = w->packs && rest > PACKED_KEYS ? PACKED_KEYS : rest;
+    return (struct cp_block){.owner = w->rank, .keys = {all.first + first, keys}};
+}
+
+/* Behind one that is not live none is. */
+static bool is_live(const struct cp_writer *w, const struct cp_block *block)
+{
+    return cp_writer_is_live(w, w->rank, w->chunk, block);
+}
+
+static int count_blocks(const struct cp_writer *w)
+{
+    int count = 0;
+    struct cp_block block = block_at(w, 0);
+    for (int64_t first = 0; is_live(w, &block); block = block_at(w, first)) {
+        first += block.keys.count;
+        count += 1;
+    }
+    return count;
+}
+
+/* The rows meet all keys, piece by piece through one place, or as they are. */
+static void attend_keys(struct cp_writer *w, struct cp_attended *rows)
+{
     struct cp_box k = cp_writer_box(w, input(w, CP_TENSOR_K));
     struct cp_box v = cp_writer_box(w, input(w, CP_TENSOR_V));
     int64_t start = w->scratch.bytes;
-    int64_t most = w->packs ? PACKED_KEYS : all.count;
-    for (int64_t first = 0; first < all.count; first += most) {
-        int64_t rest = all.count - first;
-        int64_t keys = rest < most ? rest : most;
-        struct cp_block block = {.owner = w->rank, .keys = {all.first + first, keys}};
-        if (!cp_writer_is_live(w, w->rank, w->chunk, &block)) {
-            return; /* nor is any behind it */
-        }
+    int64_t first = 0;
+    while (rows->met < rows->blocks) {
+        struct cp_block block = block_at(w, first);
+        int64_t keys = block.keys.count;
         w->scratch.bytes = start;
-        cp_writer_attend(w, state, q,
+        cp_writer_attend(w, rows,
                          met(w, CP_TENSOR_K, cp_writer_row_range(k, first, keys)),
                          met(w, CP_TENSOR_V, cp_writer_row_range(v, first, keys)),
                          cp_writer_mask_box(w, CP_NO_BUFFER, 0, &block), &block);
+        first += keys;
     }
 }
 
@@ -54,11 +75,16 @@ enum cp_code cp_write_replicated_forward(const struct cp_plan *plan, int rank,
     cp_writer_init(&w, plan, rank);
     int32_t result = cp_writer_tensor(&w, CP_BUFFER_OUTPUT, CP_TENSOR_OUT);
     int32_t lse = cp_writer_tensor(&w, CP_BUFFER_OUTPUT, CP_TENSOR_LSE);
-    int32_t state = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,
-                                   w.rows.count, w.heads.count);
-    cp_build_zero(&w.builder, CP_LANE_COMPUTE, state);
-    attend_keys(&w, state);
-    cp_writer_finish(&w, state, cp_writer_box(&w, result), cp_writer_box(&w, lse));
+    struct cp_attended rows = {
+        .state = cp_writer_rows(&w, &w.scratch, CP_LAYOUT_STATE, CP_TENSOR_OUT,
+                                w.rows.count, w.heads.count),
+        .q = cp_writer_box(&w, input(&w, CP_TENSOR_Q)),
+        .out = cp_writer_box(&w, result),
+        .lse = cp_writer_box(&w, lse),
+        .blocks = count_blocks(&w),
+    };
+    attend_keys(&w, &rows);
+    cp_writer_finish(&w, &rows);
     return cp_writer_take(&w, out);
 }
 

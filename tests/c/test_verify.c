@@ -199,6 +199,7 @@ enum fault {
     FAULT_HEAD_FIRST,
     FAULT_KV_HEAD_FIRST,
     FAULT_CAUSAL,
+    FAULT_FIRST,
     FAULT_SHIFT_BOX,
     FAULT_CUT_BOX,
     FAULT_BUFFER,
@@ -208,7 +209,7 @@ enum fault {
 static const char *const fault_names[FAULTS] = {
     "step removed", "after removed", "step repeated", "await lowered", "peer changed",
     "q_first",      "k_first",       "head_first",    "kv_head_first", "is_causal",
-    "box shifted",  "box cut short", "another buffer"};
+    "is_first",     "box shifted",   "box cut short", "another buffer"};
 
 static int choices_of(enum fault fault)
 {
@@ -246,6 +247,8 @@ static bool can_break(const struct cp_schedule *schedule, int32_t index,
     case FAULT_KV_HEAD_FIRST:
     case FAULT_CAUSAL:
         return is_block;
+    case FAULT_FIRST:
+        return step->op == CP_STEP_ATTEND;
     case FAULT_SHIFT_BOX:
     case FAULT_CUT_BOX:
         return has_arg(step, at / CP_AXES);
@@ -291,6 +294,9 @@ static void break_step(struct cp_schedule *schedule, int32_t index, enum fault f
         break;
     case FAULT_CAUSAL:
         step->is_causal = !step->is_causal;
+        break;
+    case FAULT_FIRST:
+        step->is_first = !step->is_first;
         break;
     case FAULT_SHIFT_BOX:
         step->arg[at / CP_AXES].first[at % CP_AXES] += 1;
@@ -353,7 +359,8 @@ static bool is_harmless(const struct set *set, const struct cp_schedule *right,
     case FAULT_REPEAT: /* the same values in the same places again */
         return step->op == CP_STEP_COPY || step->op == CP_STEP_PACK ||
                step->op == CP_STEP_ZERO || step->op == CP_STEP_DELTA ||
-               step->op == CP_STEP_FINISH || step->op == CP_STEP_AWAIT;
+               step->op == CP_STEP_FINISH || step->op == CP_STEP_AWAIT ||
+               (step->op == CP_STEP_ATTEND && step->is_first);
     case FAULT_CAUSAL: /* an edge that no pair of the block crosses */
         return right->plan->signature.call.is_causal != 0 && !step->is_causal;
     case FAULT_BUFFER: { /* the same bytes, a copy of the same, or sums that nobody has added to yet */
@@ -368,6 +375,7 @@ static bool is_harmless(const struct set *set, const struct cp_schedule *right,
     case FAULT_K_FIRST:
     case FAULT_HEAD_FIRST:
     case FAULT_KV_HEAD_FIRST:
+    case FAULT_FIRST:
     case FAULT_SHIFT_BOX:
     case FAULT_CUT_BOX:
     case FAULTS:
@@ -618,20 +626,63 @@ static void no_causal_edge(struct cp_schedule *const *s)
     the_step(s, 1, CP_STEP_ATTEND, 0)->is_causal = false;
 }
 
-static void finish_early(struct cp_schedule *const *s)
+static void end_early(struct cp_schedule *const *s)
 {
-    swap_steps(s[3], find_step(s[3], CP_STEP_FINISH, 0),
-               find_step(s[3], CP_STEP_ATTEND, -1));
+    struct cp_step *last = the_step(s, 3, CP_STEP_ATTEND, -1);
+    struct cp_step *before = the_step(s, 3, CP_STEP_ATTEND, 2);
+    before->arg[CP_ATTEND_OUT] = last->arg[CP_ATTEND_OUT];
+    last->arg[CP_ATTEND_OUT].buffer = CP_NO_BUFFER;
+    last->arg[CP_ATTEND_LSE].buffer = CP_NO_BUFFER;
 }
 
-static void no_finish(struct cp_schedule *const *s)
+static void no_end(struct cp_schedule *const *s)
 {
-    remove_nth(s, 3, CP_STEP_FINISH, 0);
+    struct cp_step *last = the_step(s, 3, CP_STEP_ATTEND, -1);
+    last->arg[CP_ATTEND_OUT].buffer = CP_NO_BUFFER;
+    last->arg[CP_ATTEND_LSE].buffer = CP_NO_BUFFER;
+}
+
+static void lse_alone(struct cp_schedule *const *s)
+{
+    the_step(s, 3, CP_STEP_ATTEND, -1)->arg[CP_ATTEND_OUT].buffer = CP_NO_BUFFER;
+}
+
+static void begin_again(struct cp_schedule *const *s)
+{
+    the_step(s, 3, CP_STEP_ATTEND, 1)->is_first = true;
+}
+
+static void no_beginning(struct cp_schedule *const *s)
+{
+    the_step(s, 3, CP_STEP_ATTEND, 0)->is_first = false;
+}
+
+/* Queries that other rows of the same step are made of. */
+static void result_over_queries(struct cp_schedule *const *s)
+{
+    struct cp_step *step = the_step(s, 1, CP_STEP_ATTEND, -1);
+    struct cp_buffer *q = &s[1]->buffers[step->arg[CP_ATTEND_Q].buffer];
+    const struct cp_buffer *out = &s[1]->buffers[step->arg[CP_ATTEND_OUT].buffer];
+    q->kind = out->kind;
+    q->offset_bytes = out->offset_bytes;
+    s[1]->window_bytes += 64; /* a row of q is longer */
+}
+
+/* The group may still read the queries in whose place the results lie: its counter READY
+ * (write_pull.h) says 2 when it has them. */
+static void end_unfetched(struct cp_schedule *const *s)
+{
+    for (int32_t at = s[1]->step_count - 1; at >= 0; at--) {
+        const struct cp_step *step = &s[1]->steps[at];
+        if (step->op == CP_STEP_AWAIT && step->signal == 0 && step->value == 2) {
+            s[1]->steps[at].value = 1;
+        }
+    }
 }
 
 static void out_of_bounds(struct cp_schedule *const *s)
 {
-    the_step(s, 0, CP_STEP_FINISH, 0)->arg[CP_FINISH_OUT].first[1] = 1;
+    the_step(s, 0, CP_STEP_ATTEND, -1)->arg[CP_ATTEND_OUT].first[1] = 1;
 }
 
 static void outside_window(struct cp_schedule *const *s)
@@ -988,10 +1039,24 @@ static const struct planted planted[] = {
      "mask is not given"},
     {"no causal edge", no_causal_edge, CP_OP_ATTENTION, 4, CP_PULL, "rank 1 step",
      "no causal edge"},
-    {"finish early", finish_early, CP_OP_ATTENTION, 4, CP_PULL, "rank 3 step",
+    {"ends early", end_early, CP_OP_ATTENTION, 4, CP_PULL, "rank 3 step",
      "has met 5 of 7 keys"},
-    {"no finish", no_finish, CP_OP_ATTENTION, 4, CP_PULL, "rank 3",
+    {"no end", no_end, CP_OP_ATTENTION, 4, CP_PULL, "rank 3",
      "read before it is written"},
+    {"lse alone", lse_alone, CP_OP_ATTENTION, 4, CP_PULL, "rank 3 step",
+     "an lse without an out"},
+    {"begins again", begin_again, CP_OP_ATTENTION, 4, CP_PULL, "rank 3 step",
+     "has met 6 of 7 keys"},
+    {"no beginning", no_beginning, CP_OP_ATTENTION, 4, CP_PULL, "rank 3 step",
+     "read before it is written"},
+    {"result over queries", result_over_queries, CP_OP_ATTENTION, 1, CP_PULL,
+     "rank 1 step", "nothing orders the two"},
+    {"result over unfetched queries", end_unfetched, CP_OP_ATTENTION, 1, CP_PULL,
+     "rank ", "nothing orders the two"},
+    {"the same beside a ring", end_unfetched, CP_OP_ATTENTION, 2, CP_PULL, "rank ",
+     "nothing orders the two"},
+    {"result over queries, two-sided", result_over_queries, CP_OP_ATTENTION, 1,
+     CP_TWO_SIDED, "rank 1 step", "nothing orders the two"},
     {"out of bounds", out_of_bounds, CP_OP_ATTENTION, 4, CP_PULL, "rank 0 step",
      "on axis 1 of buffer"},
     {"window too small", outside_window, CP_OP_ATTENTION, 4, CP_PULL, "rank ",

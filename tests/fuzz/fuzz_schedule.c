@@ -506,15 +506,22 @@ static void change_order(struct fuzz_input *in, const struct cp_schedule *schedu
     }
 }
 
+/* A bool of any byte is one of the two that it may be. */
+static bool as_a_bool(const bool *flag)
+{
+    unsigned char byte = 0;
+    memcpy(&byte, flag, 1);
+    return (byte & 1) != 0;
+}
+
 /* A field of the step or of a box is any number; positions are any or the next one. */
 static void change_step(struct fuzz_input *in, struct cp_step *step)
 {
-    unsigned char flag = 0;
     int64_t *positions[] = {&step->q_first, &step->k_first, &step->head_first,
                             &step->kv_head_first};
     int64_t *position = positions[fuzz_range(in, 0, 3)];
     int64_t arg = fuzz_range(in, 0, CP_STEP_ARGS - 1);
-    switch (fuzz_range(in, 0, 4)) {
+    switch (fuzz_range(in, 0, 5)) {
     case 0:
         *position = fuzz_number(in);
         break;
@@ -525,15 +532,17 @@ static void change_step(struct fuzz_input *in, struct cp_step *step)
         step->is_causal = !step->is_causal;
         break;
     case 3:
+        step->is_first = !step->is_first;
+        break;
+    case 4:
         change_field(in, &step->arg[arg], 0, sizeof step->arg[arg]);
         break;
     default:
         change_field(in, step, 0, offsetof(struct cp_step, arg));
         break;
     }
-    /* A bool has two values. */
-    memcpy(&flag, &step->is_causal, 1);
-    step->is_causal = (flag & 1) != 0;
+    step->is_causal = as_a_bool(&step->is_causal);
+    step->is_first = as_a_bool(&step->is_first);
 }
 
 /* A length or stride, another's place, more or fewer bytes, or any field. */

@@ -159,8 +159,13 @@ static void attend(struct world *world, int rank, const struct cp_step *step)
     struct arg k = arg_of(world, rank, step, CP_ATTEND_K);
     struct arg v = arg_of(world, rank, step, CP_ATTEND_V);
     struct arg mask = arg_of(world, rank, step, CP_ATTEND_MASK);
+    struct arg out = arg_of(world, rank, step, CP_ATTEND_OUT);
+    struct arg lse = arg_of(world, rank, step, CP_ATTEND_LSE);
     struct spot at;
     int64_t index = 0;
+    if (step->is_first) {
+        zero(&state);
+    }
     while (next_spot(world, step, q.box, k.box, &index, &at)) {
         struct pair pair = {
             .q = row_of(&q, at.b, at.i, at.h),
@@ -169,6 +174,9 @@ static void attend(struct world *world, int rank, const struct cp_step *step)
             .mask = mask_of(&mask, at.b, at.h, at.i, at.j),
         };
         add_to_row(&state, at.b, at.i, at.h, state_of(&pair));
+    }
+    if (step->arg[CP_ATTEND_OUT].buffer != CP_NO_BUFFER) {
+        finish(&out, &lse, &state);
     }
 }
 
