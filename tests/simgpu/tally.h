@@ -57,13 +57,22 @@ static int64_t tally_bytes(const struct cp_view *view)
 
 /* ---- the kernel ---- */
 
+/* A row has n[3] outputs, maximum and sum. */
+static int64_t tally_state_bytes(const struct cp_attend_args *args)
+{
+    const int64_t *n = args->state.n;
+    int64_t row_bytes = (n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(args->q.dtype));
+    return n[0] * n[1] * n[2] * row_bytes;
+}
+
 static enum cp_code tally_attend(const struct cp_attend_args *args,
                                  struct cp_stream *stream)
 {
     uint64_t before = tally_operations();
-    const int64_t *n = args->state.n; /* a row has n[3] outputs, maximum and sum */
-    int64_t row_bytes = (n[3] + 2) * cp_dtype_bytes(cp_dtype_sum(args->q.dtype));
-    return tally_note(TALLY_ATTEND, before, n[0] * n[1] * n[2] * row_bytes,
+    return tally_note(TALLY_ATTEND, before,
+                      args->out.data != NULL
+                          ? tally_bytes(&args->out) + tally_bytes(&args->lse)
+                          : tally_state_bytes(args),
                       cp_kernel_cuda_plain_ops.attend(args, stream));
 }
 

@@ -77,11 +77,9 @@ TEST(forward)
                 &costs[rank],
                 (uint64_t[TALLY_KINDS]){
                     [TALLY_ATTEND] = (uint64_t)ring,
-                    [TALLY_FINISH] = 1,
                     /* q, k, v for all members and out of all; k and v alone for the
                      * next rank of a ring. */
                     [TALLY_COPY] = has_group ? 2 : ring > 1,
-                    [TALLY_ZERO] = 1,
                 });
             CHECK_EQ_I64(others(&costs[rank]), 0);
             CHECK_EQ_U64(costs[rank].window_bytes, 0);
@@ -148,12 +146,10 @@ TEST(forward_by_windows)
                 &costs[rank],
                 (uint64_t[TALLY_KINDS]){
                     [TALLY_ATTEND] = (uint64_t)ring,
-                    [TALLY_FINISH] = 1,
                     /* k and v of every other block come together. What others read
                      * is published at once; or a group's rows are put where they
                      * belong, and its results come, all in one launch. */
                     [TALLY_COPY] = (uint64_t)(ring - 1 + (has_group ? 2 : ring > 1)),
-                    [TALLY_ZERO] = 1,
                 });
             /* That the call has its turn, what there is, and that the call is over; then
              * each block. In a group that there are results, and twice all other members
