@@ -22,7 +22,7 @@ PARTS = {
     "pack": "own keys into the kernel's layout",
     "transfer": "copies from and to windows, or messages",
     "compute": "attention or its gradient; a ring reads others' keys here, in place",
-    "merge": "the state becomes out, and gradients are added up",
+    "merge": "gradients of several ranks are added up; a forward merges as it computes",
     "rest": "the gate's records, the executor",
 }
 KINDS = {
@@ -34,7 +34,7 @@ KINDS = {
     "ATTEND": "compute",
     "DELTA": "compute",
     "GRAD": "compute",
-    "FINISH": "merge",
+    "FINISH": "compute",
     "REDUCE": "merge",
 }
 WAIT, CALLS = "wait", ("attention", "attention backward")
